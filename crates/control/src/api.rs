@@ -1,0 +1,109 @@
+//! The routes. Handlers are thin: what they say about themselves becomes the OpenAPI document, what
+//! they do is one line. Taking a [`Call`] or a [`SandboxCall`] is what authenticates; only the three
+//! paths of [`system`] that anybody may ask do without.
+
+mod call;
+pub mod execs;
+pub mod files;
+pub mod images;
+mod lists;
+pub mod ports;
+pub mod sandboxes;
+pub mod sessions;
+pub mod system;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::middleware::from_fn_with_state;
+use axum::routing::{any, get, post, put};
+
+use crate::access;
+use crate::app::App;
+
+pub use call::{Call, SandboxCall};
+
+/// Every template of [`router`]: what metrics and logs call a path by.
+pub const ROUTES: [&str; 31] = [
+    "/healthz",
+    "/metrics",
+    "/v1/openapi.json",
+    "/v1/nodes",
+    "/v1/images",
+    "/v1/images/{name}",
+    "/v1/sandboxes",
+    "/v1/sandboxes/{id}",
+    "/v1/sandboxes/{id}/stop",
+    "/v1/sandboxes/{id}/logs",
+    "/v1/sandboxes/{id}/execs",
+    "/v1/sandboxes/{id}/execs/{eid}",
+    "/v1/sandboxes/{id}/execs/{eid}/stdout",
+    "/v1/sandboxes/{id}/execs/{eid}/stderr",
+    "/v1/sandboxes/{id}/execs/{eid}/attach",
+    "/v1/sandboxes/{id}/execs/{eid}/stdin",
+    "/v1/sandboxes/{id}/execs/{eid}/signal",
+    "/v1/sandboxes/{id}/execs/{eid}/resize",
+    "/v1/sandboxes/{id}/sessions",
+    "/v1/sandboxes/{id}/sessions/{sid}",
+    "/v1/sandboxes/{id}/files",
+    "/v1/sandboxes/{id}/files/stat",
+    "/v1/sandboxes/{id}/files/list",
+    "/v1/sandboxes/{id}/files/mkdir",
+    "/v1/sandboxes/{id}/files/move",
+    "/v1/sandboxes/{id}/files/watch",
+    "/v1/sandboxes/{id}/archive",
+    "/v1/sandboxes/{id}/ports/{port}/http",
+    "/v1/sandboxes/{id}/ports/{port}/http/",
+    "/v1/sandboxes/{id}/ports/{port}/http/{*path}",
+    "/v1/sandboxes/{id}/ports/{port}/tcp",
+];
+
+/// The whole surface.
+pub fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/healthz", get(system::healthz))
+        .route("/metrics", get(system::metrics))
+        .route("/v1/openapi.json", get(system::openapi))
+        .route("/v1/nodes", get(system::nodes))
+        .route("/v1/images", get(images::list))
+        .route("/v1/images/{name}", get(images::get).put(images::import).delete(images::remove))
+        .route("/v1/sandboxes", get(sandboxes::list).post(sandboxes::create))
+        .route("/v1/sandboxes/{id}", get(sandboxes::get).delete(sandboxes::remove))
+        .route("/v1/sandboxes/{id}/stop", post(sandboxes::stop))
+        .route("/v1/sandboxes/{id}/logs", get(sandboxes::logs))
+        .merge(execs_and_sessions())
+        .merge(files_and_ports())
+        .fallback(access::no_such_path)
+        .method_not_allowed_fallback(access::no_such_method)
+        .layer(from_fn_with_state(Arc::clone(&app), access::around))
+        .with_state(app)
+}
+
+fn execs_and_sessions() -> Router<Arc<App>> {
+    Router::new()
+        .route("/v1/sandboxes/{id}/execs", get(execs::list).post(execs::start))
+        .route("/v1/sandboxes/{id}/execs/{eid}", get(execs::get))
+        .route("/v1/sandboxes/{id}/execs/{eid}/stdout", get(execs::stdout))
+        .route("/v1/sandboxes/{id}/execs/{eid}/stderr", get(execs::stderr))
+        .route("/v1/sandboxes/{id}/execs/{eid}/attach", get(execs::attach))
+        .route("/v1/sandboxes/{id}/execs/{eid}/stdin", put(execs::stdin))
+        .route("/v1/sandboxes/{id}/execs/{eid}/signal", post(execs::signal))
+        .route("/v1/sandboxes/{id}/execs/{eid}/resize", post(execs::resize))
+        .route("/v1/sandboxes/{id}/sessions", get(sessions::list).post(sessions::open))
+        .route("/v1/sandboxes/{id}/sessions/{sid}", get(sessions::get).delete(sessions::close))
+}
+
+fn files_and_ports() -> Router<Arc<App>> {
+    Router::new()
+        .route("/v1/sandboxes/{id}/files", get(files::read).put(files::write).delete(files::remove))
+        .route("/v1/sandboxes/{id}/files/stat", get(files::stat))
+        .route("/v1/sandboxes/{id}/files/list", get(files::list))
+        .route("/v1/sandboxes/{id}/files/mkdir", post(files::mkdir))
+        .route("/v1/sandboxes/{id}/files/move", post(files::rename))
+        .route("/v1/sandboxes/{id}/files/watch", get(files::watch))
+        .route("/v1/sandboxes/{id}/archive", get(files::pack).put(files::unpack))
+        .route("/v1/sandboxes/{id}/ports/{port}/http", any(ports::http))
+        .route("/v1/sandboxes/{id}/ports/{port}/http/", any(ports::http))
+        .route("/v1/sandboxes/{id}/ports/{port}/http/{*path}", any(ports::http))
+        .route("/v1/sandboxes/{id}/ports/{port}/tcp", get(ports::tcp))
+}

@@ -1,0 +1,78 @@
+//! The platform itself.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use dsec_model::ErrorKind;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use http::{HeaderMap, HeaderValue, header};
+
+use super::{Call, lists};
+use crate::app::App;
+use crate::failure::{Failure, Reply};
+use crate::forward::BodyKind;
+use crate::openapi;
+
+/// How long a node may take to say that it is well.
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Whether the platform serves: 503 when no node answers.
+#[utoipa::path(get, path = "/healthz", operation_id = "healthz", tag = "system", security(()),
+    responses((status = 200, description = "At least one node answers.", body = Object, example = json!({"status": "ok"}))))]
+pub async fn healthz(State(app): State<Arc<App>>) -> Reply {
+    let headers = HeaderMap::new();
+    let mut answers: FuturesUnordered<_> =
+        app.nodes.all().iter().map(|node| node.ask::<serde_json::Value>("/healthz", &headers)).collect();
+    let one_is_well = async {
+        while let Some(answer) = answers.next().await {
+            if answer.is_ok() {
+                return true;
+            }
+        }
+        false
+    };
+    if tokio::time::timeout(HEALTH_TIMEOUT, one_is_well).await.unwrap_or(false) {
+        return Ok(text("application/json", r#"{"status":"ok"}"#));
+    }
+    Err(Failure::new(ErrorKind::Unavailable, "no node answers")
+        .hint("see that dsec-edge runs on the nodes (`dsec doctor`)"))
+}
+
+/// This document.
+#[utoipa::path(get, path = "/v1/openapi.json", operation_id = "openapi", tag = "system", security(()),
+    responses((status = 200, description = "The OpenAPI document.", body = Object)))]
+pub async fn openapi() -> Response {
+    text("application/json", openapi::document())
+}
+
+/// Counters of this server in Prometheus' text format.
+#[utoipa::path(get, path = "/metrics", operation_id = "metrics", tag = "system",
+    responses((status = 200, description = "The counters.", body = String, content_type = "text/plain")))]
+pub async fn metrics(call: Call) -> Response {
+    text("text/plain; version=0.0.4; charset=utf-8", call.app.metrics.render())
+}
+
+/// The nodes: what each is, can do and does now.
+#[utoipa::path(get, path = "/v1/nodes", operation_id = "list_nodes", tag = "system",
+    responses((status = 200, description = "The nodes that answer; `x-dsec-unreachable-nodes` names the others.",
+        body = ref("#/components/schemas/NodeList"),
+        headers(("x-dsec-unreachable-nodes" = String, description = "Comma-separated; missing when every node answers.")))))]
+pub async fn nodes(call: Call) -> Reply {
+    match call.app.nodes.only() {
+        Some(node) => {
+            let node = Arc::clone(node);
+            call.forward(&node, BodyKind::Raw).await
+        }
+        None => lists::nodes(call).await,
+    }
+}
+
+pub(super) fn text(content_type: &'static str, body: impl Into<Body>) -> Response {
+    let mut response = Response::new(body.into());
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}

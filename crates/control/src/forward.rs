@@ -1,0 +1,303 @@
+//! One request to one node: headers made right for the next hop, bodies streamed through.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::Request;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use dsec_model::ErrorKind;
+use http::header::{self, HeaderName};
+use http::{HeaderMap, HeaderValue, Uri};
+use http_body::Body as _;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::upgrade::OnUpgrade;
+use tokio_util::task::TaskTracker;
+
+use crate::failure::{Failure, Reply};
+use crate::keys::Principal;
+use crate::nodes::Node;
+use crate::upstream::{self, Answer, SendError};
+
+/// Largest JSON body, bytes. The largest one that makes sense is an exec's inline stdin.
+pub const JSON_BODY_MAX: u64 = 8 << 20;
+/// Bodies of a known length up to this, bytes, are read whole before they are sent: head and body
+/// then leave in one write, and the edge wakes once instead of twice.
+pub const WHOLE_BODY_MAX: u64 = 64 << 10;
+
+/// Tells the edge the project that the request acts in. Believed only on its own socket.
+pub const PROJECT: HeaderName = HeaderName::from_static("x-dsec-project");
+/// Tells the edge which key asked.
+pub const KEY_ID: HeaderName = HeaderName::from_static("x-dsec-key-id");
+
+/// Headers of one hop (RFC 9110, 7.6.1), and `expect`, which the server has answered itself.
+const HOP_BY_HOP: [HeaderName; 9] = [
+    header::CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    header::PROXY_AUTHENTICATE,
+    header::PROXY_AUTHORIZATION,
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+    header::EXPECT,
+];
+
+/// What kind of body a path takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BodyKind {
+    /// JSON, at most [`JSON_BODY_MAX`] bytes.
+    Json,
+    /// Bytes of any length.
+    Raw,
+}
+
+/// A request made ready for a node.
+pub struct Outgoing {
+    request: Request,
+    upgrade: Option<OnUpgrade>,
+}
+
+impl Outgoing {
+    /// Makes a caller's request ready.
+    ///
+    /// # Errors
+    /// Its body is too large, or the caller did not send all of it.
+    pub async fn new(mut request: Request, caller: &Principal, kind: BodyKind) -> Result<Self, Failure> {
+        let upgrade = asks_for_upgrade(request.headers()).then(|| hyper::upgrade::on(&mut request));
+        let (parts, body) = request.into_parts();
+        let mut request = Request::new(limited(body, kind).await?);
+        *request.method_mut() = parts.method;
+        *request.uri_mut() = below_the_host(&parts.uri);
+        *request.headers_mut() = parts.headers;
+        rewrite_headers(request.headers_mut(), caller, upgrade.is_some());
+        Ok(Self { request, upgrade })
+    }
+
+    /// Sends it to `node` and makes the response ready for the caller. An upgrade that the edge
+    /// agrees to goes on in a task of `tunnels`.
+    ///
+    /// # Errors
+    /// No response came; the failure says whether the request may have been carried out.
+    pub async fn send(self, node: &Arc<Node>, tunnels: &TaskTracker) -> Reply {
+        self.try_send(node, tunnels).await.map_err(|error| failure_of(node, error))
+    }
+
+    /// The same, for a caller who may try another node.
+    ///
+    /// # Errors
+    /// No response came.
+    pub async fn try_send(self, node: &Arc<Node>, tunnels: &TaskTracker) -> Result<Response, SendError> {
+        match node.send(self.request).await? {
+            Answer::Response(mut response) => {
+                strip_hop_by_hop(response.headers_mut());
+                Ok(response)
+            }
+            Answer::Upgrade(response, far) => match self.upgrade {
+                Some(caller) => Ok(tunnel(response, caller, far, tunnels)),
+                None => {
+                    let message =
+                        format!("node {} upgraded a connection that nobody asked to upgrade", node.name());
+                    Ok(Failure::new(ErrorKind::Internal, message).into_response())
+                }
+            },
+        }
+    }
+}
+
+fn tunnel(
+    mut response: Response,
+    caller: OnUpgrade,
+    far: upstream::FarEnd,
+    tunnels: &TaskTracker,
+) -> Response {
+    let protocol = response.headers().get(header::UPGRADE).cloned();
+    strip_hop_by_hop(response.headers_mut());
+    let headers = response.headers_mut();
+    headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+    if let Some(protocol) = protocol {
+        headers.insert(header::UPGRADE, protocol);
+    }
+    tunnels.spawn(async move {
+        if let Err(error) = upstream::join(caller, far).await {
+            // A caller that vanishes is an everyday thing.
+            tracing::debug!(%error, "tunnel broke");
+        }
+    });
+    response
+}
+
+/// Turns the lack of a response into what the caller is told.
+pub fn failure_of(node: &Node, error: SendError) -> Failure {
+    let name = node.name();
+    let detail = serde_json::json!({ "node": name.as_str() });
+    match error {
+        SendError::Unreachable(error) => {
+            tracing::warn!(node_id = %name, socket = %node.socket().display(), %error, "node cannot be reached");
+            Failure::new(ErrorKind::Unavailable, format!("node {name} cannot be reached"))
+                .hint("nothing was done; see that its dsec-edge runs (`dsec doctor`) and try again")
+                .detail(detail)
+        }
+        SendError::Broken(error) => {
+            tracing::warn!(node_id = %name, %error, "node closed the connection before it answered");
+            Failure::new(
+                ErrorKind::Unavailable,
+                format!("node {name} closed the connection before it answered"),
+            )
+            .hint("its dsec-edge may be restarting; the request may have been carried out, so look before you repeat it")
+            .detail(detail)
+        }
+        SendError::Request(error) if is_length_limit(&error) => Failure::body_too_large(JSON_BODY_MAX),
+        SendError::Request(error) => {
+            tracing::debug!(node_id = %name, %error, "request body failed");
+            Failure::new(ErrorKind::InvalidArgument, "the request's body ended before its length was reached")
+        }
+    }
+}
+
+async fn limited(body: Body, kind: BodyKind) -> Result<Body, Failure> {
+    match (body.size_hint().exact(), kind) {
+        (Some(0), _) => Ok(Body::empty()),
+        (Some(length), BodyKind::Json) if length > JSON_BODY_MAX => {
+            Err(Failure::body_too_large(JSON_BODY_MAX))
+        }
+        (Some(length), _) if length <= WHOLE_BODY_MAX => Ok(Body::from(whole(body).await?)),
+        (None, BodyKind::Json) => Ok(Body::new(Limited::new(body, JSON_BODY_MAX as usize))),
+        _ => Ok(body),
+    }
+}
+
+/// Reads a JSON body whole.
+///
+/// # Errors
+/// It is larger than [`JSON_BODY_MAX`], or the caller did not send all of it.
+pub async fn whole(body: Body) -> Result<Bytes, Failure> {
+    match Limited::new(body, JSON_BODY_MAX as usize).collect().await {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) if is_length_limit(&*error) => Err(Failure::body_too_large(JSON_BODY_MAX)),
+        Err(error) => {
+            tracing::debug!(error = %error, "request body failed");
+            Err(Failure::new(
+                ErrorKind::InvalidArgument,
+                "the request's body ended before its length was reached",
+            ))
+        }
+    }
+}
+
+fn is_length_limit(error: &(dyn std::error::Error + 'static)) -> bool {
+    std::iter::successors(Some(error), |error| error.source()).any(|error| error.is::<LengthLimitError>())
+}
+
+/// Path and query as the caller wrote them, without scheme and host.
+fn below_the_host(uri: &Uri) -> Uri {
+    match uri.path_and_query() {
+        Some(path) => Uri::from(path.clone()),
+        None => Uri::from_static("/"),
+    }
+}
+
+fn asks_for_upgrade(headers: &HeaderMap) -> bool {
+    headers.contains_key(header::UPGRADE) && connection_options(headers).any(|option| option == "upgrade")
+}
+
+fn connection_options(headers: &HeaderMap) -> impl Iterator<Item = String> {
+    headers
+        .get_all(header::CONNECTION)
+        .into_iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(|option| option.trim().to_ascii_lowercase())
+}
+
+fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    if headers.contains_key(header::CONNECTION) {
+        // A name in `connection` makes that header one of this hop. Ours are not for it to remove.
+        let named: Vec<String> = connection_options(headers).collect();
+        for name in named {
+            if !name.starts_with("x-dsec-") && name != "authorization" && name != "content-length" {
+                headers.remove(name);
+            }
+        }
+    }
+    for name in &HOP_BY_HOP {
+        headers.remove(name);
+    }
+}
+
+fn rewrite_headers(headers: &mut HeaderMap, caller: &Principal, upgrade: bool) {
+    let protocol = if upgrade { headers.get(header::UPGRADE).cloned() } else { None };
+    strip_hop_by_hop(headers);
+    headers.remove(header::AUTHORIZATION);
+    headers.insert(PROJECT, caller.project.clone());
+    headers.insert(KEY_ID, caller.key_id.clone());
+    if let Some(protocol) = protocol {
+        headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+        headers.insert(header::UPGRADE, protocol);
+    }
+    // HTTP/1.0 callers may leave it out; HTTP/1.1, which the edge is spoken to in, wants it.
+    headers.entry(header::HOST).or_insert(HeaderValue::from_static("dsec"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn caller() -> Principal {
+        Principal { key_id: HeaderValue::from_static("key-1"), project: HeaderValue::from_static("root/rl") }
+    }
+
+    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in pairs {
+            headers.append(*name, HeaderValue::from_static(value));
+        }
+        headers
+    }
+
+    #[test]
+    fn identity_headers_of_a_caller_are_replaced_and_the_key_stays_here() {
+        let mut sent = headers(&[
+            ("authorization", "Bearer dsec_x"),
+            ("x-dsec-project", "root"),
+            ("x-dsec-project", "also-root"),
+            ("x-dsec-key-id", "admin"),
+            ("x-dsec-forward-authorization", "Basic abc"),
+            ("host", "api.example"),
+        ]);
+        rewrite_headers(&mut sent, &caller(), false);
+        let projects: Vec<_> = sent.get_all(PROJECT).iter().collect();
+        assert_eq!(projects, ["root/rl"]);
+        assert_eq!(sent[KEY_ID], "key-1");
+        assert!(!sent.contains_key("authorization"));
+        assert_eq!(sent["x-dsec-forward-authorization"], "Basic abc");
+        assert_eq!(sent["host"], "api.example");
+    }
+
+    #[test]
+    fn headers_of_one_hop_end_here() {
+        let mut sent = headers(&[
+            ("connection", "close, X-Private, x-dsec-project"),
+            ("x-private", "1"),
+            ("keep-alive", "5"),
+            ("transfer-encoding", "chunked"),
+            ("upgrade", "websocket"),
+            ("te", "trailers"),
+            ("x-kept", "1"),
+        ]);
+        rewrite_headers(&mut sent, &caller(), false);
+        let mut names: Vec<_> = sent.keys().map(HeaderName::as_str).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["host", "x-dsec-key-id", "x-dsec-project", "x-kept"]);
+    }
+
+    #[test]
+    fn an_upgrade_is_carried_over_the_hop() {
+        let mut sent = headers(&[("connection", "keep-alive, Upgrade"), ("upgrade", "websocket")]);
+        assert!(asks_for_upgrade(&sent));
+        rewrite_headers(&mut sent, &caller(), true);
+        assert_eq!(sent["connection"], "upgrade");
+        assert_eq!(sent["upgrade"], "websocket");
+        assert!(!asks_for_upgrade(&headers(&[("upgrade", "websocket")])));
+    }
+}
