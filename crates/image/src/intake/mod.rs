@@ -1,0 +1,300 @@
+//! From a source file to a finished image file.
+
+mod apply;
+mod archive;
+mod docker;
+mod oci;
+mod stream;
+mod tar;
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::erofs::{BLOCK_SIZE, Content, DataArea, ImageSummary, Tree};
+use crate::error::{EntryProblem, ImportError};
+use crate::limits::{ImportLimits, ImportPhase, ImportProgress};
+use crate::record::ImageConfig;
+
+use apply::Applier;
+use archive::{Archive, Members, looks_like_images, open_source};
+pub(crate) use stream::hex;
+use stream::{Budget, Budgeted, Compression, FileRange, Hashed, Unpacked};
+use tar::{TarError, read_problem};
+
+/// Replaced content may stay in an image up to one part in so many; with more, the image is
+/// copied without it. Below, the copy costs more than the room.
+const GARBAGE_PARTS: u64 = 20;
+/// Progress is told again after so many source bytes, not after every read.
+const REPORT_EVERY: u64 = 4 << 20;
+
+/// A finished image file, not yet synced.
+pub(crate) struct Imported {
+    pub(crate) file: File,
+    pub(crate) path: PathBuf,
+    pub(crate) summary: ImageSummary,
+    pub(crate) content_bytes: u64,
+    pub(crate) config: ImageConfig,
+}
+
+/// One archive to apply.
+pub(crate) struct Layer {
+    /// For errors.
+    name: String,
+    range: FileRange,
+    hashed: Hashed,
+    digest: Option<String>,
+}
+
+/// What a source holds.
+struct Resolved {
+    layers: Vec<Layer>,
+    config: ImageConfig,
+    whiteouts: bool,
+}
+
+/// Tells the caller how far the import is.
+pub(crate) struct Meter<'a> {
+    callback: &'a mut dyn FnMut(ImportProgress),
+    read: Arc<AtomicU64>,
+    total: u64,
+    told: u64,
+    files: u64,
+}
+
+impl<'a> Meter<'a> {
+    pub(crate) fn new(callback: &'a mut dyn FnMut(ImportProgress)) -> Self {
+        Self { callback, read: Arc::default(), total: 0, told: 0, files: 0 }
+    }
+
+    pub(crate) fn phase(&mut self, phase: ImportPhase) {
+        let source_bytes = self.read.load(Ordering::Relaxed).min(self.total);
+        let progress =
+            ImportProgress { phase, source_bytes, source_bytes_total: self.total, files: self.files };
+        (self.callback)(progress);
+    }
+
+    fn files(&mut self, files: u64) {
+        self.files = files;
+        let read = self.read.load(Ordering::Relaxed);
+        if read >= self.told + REPORT_EVERY {
+            self.told = read;
+            self.phase(ImportPhase::Reading);
+        }
+    }
+}
+
+/// Imports `source` into a new file in the directory `work`, which the caller empties.
+pub(crate) fn import(
+    source: &Path,
+    work: &Path,
+    limits: &ImportLimits,
+    meter: &mut Meter<'_>,
+) -> Result<Imported, ImportError> {
+    let budget = Budget::new(limits.max_bytes);
+    let resolved = resolve(source, work, limits)?;
+    meter.total = resolved.layers.iter().map(|layer| layer.range.len()).sum();
+    meter.phase(ImportPhase::Reading);
+    let path = work.join("image.erofs");
+    let data = DataArea::create(&path).map_err(|e| ImportError::write(&path, e))?;
+    let read = Arc::clone(&meter.read);
+    let mut tick = |files| meter.files(files);
+    let mut applier = Applier {
+        tree: Tree::new(),
+        data,
+        data_path: &path,
+        limits: *limits,
+        budget: budget.clone(),
+        tick: &mut tick,
+        files: 0,
+        metadata_bytes: 0,
+        layer: 0,
+        whiteouts: resolved.whiteouts,
+    };
+    for layer in resolved.layers {
+        applier.layer += 1;
+        apply_layer(&mut applier, layer, &budget, &read)?;
+    }
+    let Applier { mut tree, data, .. } = applier;
+    meter.phase(ImportPhase::Writing);
+    let (data, path) = without_garbage(&mut tree, data, path, work)?;
+    let content_bytes = tree.iter().map(|(_, inode)| file_size(&inode.content)).sum();
+    let (file, summary) = crate::erofs::finish(&tree, data).map_err(|e| ImportError::finish(&path, e))?;
+    Ok(Imported { file, path, summary, content_bytes, config: resolved.config })
+}
+
+fn apply_layer(
+    applier: &mut Applier<'_>,
+    layer: Layer,
+    budget: &Budget,
+    read: &Arc<AtomicU64>,
+) -> Result<(), ImportError> {
+    let Layer { name, range, hashed, digest } = layer;
+    let entry_error = |error: TarError| ImportError::Entry {
+        archive: name.clone(),
+        entry: error.entry,
+        problem: error.problem,
+    };
+    let rest = |e: io::Error| TarError { entry: "after its end".to_owned(), problem: read_problem(e) };
+    let stream = Unpacked::new(range.counted_by(read), hashed).map_err(|e| entry_error(rest(e)))?;
+    let mut stream = Budgeted { inner: stream, budget: budget.clone() };
+    let applied = applier.apply(&mut stream).and_then(|()| {
+        // To the end, so that checksums of the compression are seen too.
+        io::copy(&mut stream, &mut io::sink()).map(drop).map_err(rest)
+    });
+    let damaged = match &applied {
+        Ok(()) => true,
+        // A damaged blob often fails as an archive first; its digest is the better answer. Not so
+        // for what the import itself ran out of.
+        Err(error) => !matches!(
+            error.problem,
+            EntryProblem::TooManyBytes { .. }
+                | EntryProblem::TooManyFiles { .. }
+                | EntryProblem::TooMuchMetadata { .. }
+                | EntryProblem::ImageTooLarge
+                | EntryProblem::DiskFull { .. }
+                | EntryProblem::Write { .. }
+        ),
+    };
+    if let (true, Some(wanted)) = (damaged, digest) {
+        let found = stream.inner.finish().map_err(|e| entry_error(rest(e)))?.unwrap_or_default();
+        if found != wanted {
+            let blob = format!("sha256:{wanted}");
+            return Err(ImportError::DigestMismatch { blob, found: format!("sha256:{found}") });
+        }
+    }
+    applied.map_err(entry_error)
+}
+
+fn file_size(content: &Content) -> u64 {
+    match content {
+        Content::File(data) => data.size(),
+        _ => 0,
+    }
+}
+
+/// Copies the content into a new file if too much of it has been replaced by later layers.
+fn without_garbage(
+    tree: &mut Tree,
+    data: DataArea,
+    path: PathBuf,
+    work: &Path,
+) -> Result<(DataArea, PathBuf), ImportError> {
+    let live: u64 = tree
+        .iter()
+        .map(|(_, inode)| match &inode.content {
+            Content::File(data) => data.stored_bytes(),
+            _ => 0,
+        })
+        .sum();
+    let used = data.position() - BLOCK_SIZE;
+    if (used - live) * GARBAGE_PARTS <= used {
+        return Ok((data, path));
+    }
+    let new = work.join("compacted.erofs");
+    let data = data.compacted(tree, &new).map_err(|e| ImportError::write(&new, e))?;
+    std::fs::remove_file(&path).map_err(|e| ImportError::write(&path, e))?;
+    Ok((data, new))
+}
+
+fn resolve(source: &Path, work: &Path, limits: &ImportLimits) -> Result<Resolved, ImportError> {
+    if source.is_dir() {
+        let found = "is a directory without an OCI layout";
+        if !source.join("oci-layout").is_file() {
+            return Err(ImportError::NotAnArchive { path: source.to_owned(), found });
+        }
+        return images(&Archive::Directory(source.to_owned()), source);
+    }
+    let range = open_source(source, &Arc::default())?;
+    let unreadable = |e| ImportError::Source { path: source.to_owned(), source: e };
+    let compression = range.compression().map_err(unreadable)?;
+    let is_images = if compression == Compression::None {
+        looks_like_images(range.clone())
+    } else {
+        // Only as far as the first telling member; all of it is counted when it is imported.
+        let inner = Unpacked::new(range.clone(), Hashed::Nothing).map_err(unreadable)?;
+        looks_like_images(Budgeted { inner, budget: Budget::new(limits.max_bytes) })
+    };
+    let entry_error = |error: TarError| ImportError::Entry {
+        archive: source.display().to_string(),
+        entry: error.entry,
+        problem: error.problem,
+    };
+    let is_images = is_images.map_err(|error| match error.problem {
+        EntryProblem::BadHeader { .. } | EntryProblem::Truncated if compression == Compression::None => {
+            ImportError::NotAnArchive { path: source.to_owned(), found: "is no tar archive" }
+        }
+        _ => entry_error(error),
+    })?;
+    if !is_images {
+        return Ok(root_file_system(source, range));
+    }
+    let plain = if compression == Compression::None {
+        range
+    } else {
+        unpack_outer(range, work, limits).map_err(|problem| match problem {
+            Outer::Work(path, e) => ImportError::write(&path, e),
+            Outer::Source(e) => {
+                entry_error(TarError { entry: "the whole of it".to_owned(), problem: read_problem(e) })
+            }
+        })?
+    };
+    match Members::index(&plain, limits.max_files).map_err(entry_error)? {
+        Some(members) => images(&Archive::Tar(members), source),
+        None => Ok(root_file_system(source, plain)),
+    }
+}
+
+enum Outer {
+    Work(PathBuf, io::Error),
+    Source(io::Error),
+}
+
+/// Decompresses an archive whose members are needed out of order.
+fn unpack_outer(range: FileRange, work: &Path, limits: &ImportLimits) -> Result<FileRange, Outer> {
+    let path = work.join("archive.tar");
+    let on_work = |e| Outer::Work(path.clone(), e);
+    let mut file = File::options().read(true).write(true).create_new(true).open(&path).map_err(on_work)?;
+    let inner = Unpacked::new(range, Hashed::Nothing).map_err(Outer::Source)?;
+    let mut stream = Budgeted { inner, budget: Budget::new(limits.max_bytes) };
+    let mut buffer = vec![0; 256 << 10];
+    loop {
+        match stream.read(&mut buffer).map_err(Outer::Source)? {
+            0 => break,
+            got => file.write_all(&buffer[..got]).map_err(on_work)?,
+        }
+    }
+    FileRange::whole(file).map_err(on_work)
+}
+
+fn root_file_system(source: &Path, range: FileRange) -> Resolved {
+    let layer = Layer { name: source.display().to_string(), range, hashed: Hashed::Nothing, digest: None };
+    let config = ImageConfig {
+        env: vec!["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".to_owned()],
+        working_dir: None,
+        user: None,
+        entrypoint: Vec::new(),
+        cmd: Vec::new(),
+        labels: std::collections::BTreeMap::new(),
+        architecture: oci::host_architecture().to_owned(),
+    };
+    Resolved { layers: vec![layer], config, whiteouts: false }
+}
+
+fn images(archive: &Archive, source: &Path) -> Result<Resolved, ImportError> {
+    let architecture = oci::host_architecture();
+    // Newer `docker save` archives are both; the OCI side has digests for everything.
+    let is_oci = archive.open("index.json")?.is_some();
+    let is_docker = archive.open("manifest.json")?.is_some();
+    let (layers, config) = match (is_oci, is_docker) {
+        (true, _) => oci::resolve(archive, architecture)?,
+        (false, true) => docker::resolve(archive, architecture)?,
+        (false, false) => {
+            let found = "has blobs of images, but neither index.json nor manifest.json";
+            return Err(ImportError::NotAnArchive { path: source.to_owned(), found });
+        }
+    };
+    Ok(Resolved { layers, config, whiteouts: true })
+}

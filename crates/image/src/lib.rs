@@ -1,0 +1,31 @@
+//! Images: intake of archives, the EROFS writer and the node's image store.
+//!
+//! ```text
+//! source file ──► intake ──────► erofs::Tree (metadata) ──► erofs::finish ──► store
+//!                 tar, OCI,      erofs::DataArea (content,     inodes and       blobs/<sha256>.erofs
+//!                 docker save    written once, in place)       superblock       images/<name>.json
+//! ```
+//!
+//! Nothing of a source is ever unpacked to the host's file system: entries become nodes of a tree
+//! in memory and content becomes blocks of one file, so no path in an archive can reach the host.
+//!
+//! Everything here is synchronous and runs on the caller's thread (decompression on one more);
+//! async callers use a blocking thread.
+//!
+//! The seam for lazy, layered images is [`erofs`]: a layer is a [`erofs::Tree`] whose
+//! [`erofs::FileData`] says where content lies; one that points into a data device instead of
+//! this file's data area changes nothing in the intake.
+
+pub mod erofs;
+mod error;
+mod intake;
+mod limits;
+mod name;
+mod record;
+mod store;
+
+pub use error::{EntryProblem, ImportError, StoreError};
+pub use limits::{ImportLimits, ImportPhase, ImportProgress};
+pub use name::{ImageName, ImageNameError};
+pub use record::{ImageConfig, ImageRecord, Removed};
+pub use store::ImageStore;

@@ -1,0 +1,262 @@
+//! Images are held against the kernel: what is mounted must be what was archived, byte for byte
+//! and attribute for attribute. Needs root, EROFS in the kernel, erofs-utils and GNU tar.
+
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
+
+mod support;
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use dsec_image::erofs::{Attributes, Content, DataArea, Timestamp, Tree, Xattrs, finish};
+use rustix::fs::{XattrFlags, lsetxattr};
+use support::archive::Archive;
+use support::{Mount, Store, assert_same, facts, run, shell};
+
+/// Every kind of file GNU tar can hold, with everything that can be set on one.
+fn source_tree(root: &Path) {
+    shell(
+        root,
+        r#"
+        umask 022
+        mkdir -p empty deep/er/and/deeper bin
+        printf '' > bin/empty; printf x > bin/one
+        head -c 4095 /dev/urandom > bin/4095; head -c 4096 /dev/urandom > bin/4096
+        head -c 4097 /dev/urandom > bin/4097; head -c 5000000 /dev/urandom > bin/large
+        chmod 4755 bin/one; chmod 2711 bin/4096; chmod 1777 empty; chmod 000 bin/4097
+        ln -s one bin/relative; ln -s /bin/one absolute; ln -s nowhere dangling
+        ln -s "$(printf '%04000d' 7)" long-target
+        ln bin/one deep/hard; ln bin/one deep/er/hard; ln dangling deep/linked-symlink
+        mknod null c 1 3; mknod loop b 7 200; mknod far c 511 300000; mkfifo pipe
+        chown 1000:1001 bin/one; chown 4000000000:70000 bin/4095; chown -h 5:6 dangling
+        touch -d '1969-12-31T23:59:58.75Z' bin/4095; touch -d '2040-02-03T04:05:06.123456789Z' bin/one
+        touch -h -d '2001-01-01T00:00:00.5Z' absolute
+        name=$(printf '%0255d' 1); printf long > "$name"; mkdir "deep/$name"; printf long > "deep/$name/$name"
+        printf 'bytes' > "$(printf 'not-\377\376-utf8')"; printf 's' > '!before-dots'; printf 's' > '-dash'
+        printf 's' > '.hidden'; printf 's' > '..both'; printf 's' > 'new
+line'
+        cp /bin/true bin/capable; setcap cap_net_raw,cap_net_admin=ep bin/capable
+        truncate -s 3000000 holes; printf middle | dd of=holes bs=1 seek=1500000 conv=notrunc status=none
+        printf end | dd of=holes bs=1 seek=2999997 conv=notrunc status=none
+        truncate -s 123457 only-hole
+        "#,
+    );
+    let set = |path: &str, name: &str, value: &[u8]| {
+        lsetxattr(root.join(path), name, value, XattrFlags::empty()).unwrap();
+    };
+    set("bin/4096", "user.comment", b"a value\0with zero and\nnewline");
+    set("bin/4096", "user.equals=percent%", b"1");
+    set("bin/4096", "user.empty", b"");
+    set("bin/large", "trusted.large", &[7; 3000]);
+    set("bin/large", "user.large", &[8; 900]);
+    set("deep", "trusted.on-directory", b"d");
+    set("deep", "user.on-directory", &[9; 1000]);
+    set("absolute", "trusted.on-symlink", b"l");
+    set("long-target", "trusted.on-symlink", &[1; 200]);
+    set("null", "trusted.on-device", b"c");
+    set("pipe", "security.on-pipe", b"p");
+    // user::rw-, user:1000:r--, group::r--, mask::r--, other::---
+    let acl = [
+        2, 0, 0, 0, 1, 0, 6, 0, 255, 255, 255, 255, 2, 0, 4, 0, 232, 3, 0, 0, 4, 0, 4, 0, 255, 255, 255, 255,
+        16, 0, 4, 0, 255, 255, 255, 255, 32, 0, 0, 0, 255, 255, 255, 255,
+    ];
+    set("bin/4095", "system.posix_acl_access", &acl);
+    set("empty", "system.posix_acl_default", &acl);
+    shell(
+        root,
+        "touch -d '1969-12-31T23:59:58.75Z' bin/4095; touch -d '2022-02-02T02:02:02.222222222Z' deep empty .",
+    );
+}
+
+fn archived(root: &Path, to: &Path, options: &[&str]) {
+    let mut args = vec!["--create", "--file", to.to_str().unwrap(), "--directory", root.to_str().unwrap()];
+    args.extend(options);
+    args.extend(["--numeric-owner", "."]);
+    run("tar", &args);
+}
+
+#[test]
+fn the_mounted_image_is_the_archived_tree() {
+    let source = tempfile::tempdir().unwrap();
+    source_tree(source.path());
+    let expected = facts(source.path());
+    let store = Store::new();
+    let tar = store.dir.path().join("source");
+    archived(source.path(), &tar, &["--format=pax", "--xattrs", "--xattrs-include=*", "--sparse"]);
+    let record = store.import(&tar).unwrap();
+    let blob = store.store.blob_path(&record.digest);
+    run("fsck.erofs", &["--extract".as_ref(), blob.as_os_str()]);
+    let mount = Mount::erofs(&blob);
+    assert_same(&expected, &facts(mount.path()));
+    // The hole at the end of one file and all of the other cost nothing.
+    assert_eq!(record.size_bytes, fs::metadata(&blob).unwrap().len());
+    assert_eq!(record.size_bytes % 4096, 0);
+    let inodes: std::collections::BTreeSet<_> = expected.values().map(|facts| &facts.same_as).collect();
+    assert_eq!(record.files, inodes.len() as u64);
+    // Names that do not exist are not found, among those that do.
+    for missing in ["bin/4098", "bin/", "zzz", ".!", "deep/hare", "deep/hardx"] {
+        assert_eq!(mount.path().join(missing).exists(), missing == "bin/", "{missing}");
+    }
+}
+
+#[test]
+fn gnu_and_old_formats_and_all_sparse_forms_give_the_same_files() {
+    let source = tempfile::tempdir().unwrap();
+    shell(
+        source.path(),
+        r#"
+        mkdir d; printf hello > d/file; ln d/file d/link; ln -s d/file sym
+        name=$(printf '%0200d' 1); printf long > "d/$name"; ln -s "$name" d/long-link
+        truncate -s 300000000 holes
+        for at in 0 7 70000 1234567 9999999 20000000 30000000 44444444 55555555 66666666 77777777 299999999; do
+            printf "x$at" | dd of=holes bs=1 seek=$at conv=notrunc status=none; done
+        truncate -s 299999990 holes; truncate -s 50000 only-hole
+        touch -h -d @1600000000 d/* sym holes only-hole d .
+        "#,
+    );
+    let expected = facts(source.path());
+    for options in [
+        &["--format=gnu"][..],
+        &["--format=gnu", "--sparse"],
+        &["--format=posix", "--sparse", "--sparse-version=0.0"],
+        &["--format=posix", "--sparse", "--sparse-version=0.1"],
+        &["--format=posix", "--sparse", "--sparse-version=1.0"],
+        &["--format=posix", "--pax-option=globexthdr.name=g,mtime=1600000000"],
+    ] {
+        let store = Store::new();
+        let tar = store.dir.path().join("source");
+        archived(source.path(), &tar, options);
+        let record = store.import(&tar).unwrap_or_else(|e| panic!("{options:?}: {}", support::chain(&e)));
+        let mount = Mount::erofs(&store.store.blob_path(&record.digest));
+        assert_same(&expected, &facts(mount.path()));
+    }
+}
+
+#[test]
+fn a_ten_gigabyte_sparse_file_is_small_and_quick() {
+    let source = tempfile::tempdir().unwrap();
+    shell(
+        source.path(),
+        "truncate -s 10G disk; printf start | dd of=disk conv=notrunc status=none
+         printf end | dd of=disk bs=1 seek=10737418237 conv=notrunc status=none
+         printf mid | dd of=disk bs=1 seek=5000000000 conv=notrunc status=none",
+    );
+    let store = Store::new();
+    let tar = store.dir.path().join("source");
+    archived(source.path(), &tar, &["--sparse"]);
+    let started = Instant::now();
+    let record = store.import(&tar).unwrap();
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    assert!(record.size_bytes < 4 << 20, "{}", record.size_bytes);
+    assert_eq!(record.content_bytes, 10 << 30);
+    let mount = Mount::erofs(&store.store.blob_path(&record.digest));
+    let expected = facts(source.path()).remove(b"./disk".as_slice()).unwrap();
+    let found = facts(mount.path()).remove(b"./disk".as_slice()).unwrap();
+    assert_eq!((expected.size, expected.content), (found.size, found.content));
+}
+
+#[test]
+fn a_directory_of_100_000_entries_lists_and_looks_up_whole() {
+    const COUNT: usize = 100_000;
+    let mut archive = Archive::new();
+    // Not in order, and of several lengths.
+    for number in 0..COUNT {
+        let scattered = (number * 7919) % COUNT;
+        archive = archive.file(&format!("d/{scattered}-{}", "n".repeat(scattered % 60)), b"");
+    }
+    let store = Store::new();
+    let (_, mount) = store.mounted(&archive.finish());
+    let names: Vec<_> =
+        fs::read_dir(mount.path().join("d")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names.len(), COUNT);
+    assert!(names.is_sorted_by(|a, b| a.as_bytes() < b.as_bytes()));
+    for number in (0..COUNT).step_by(997) {
+        let name = format!("d/{number}-{}", "n".repeat(number % 60));
+        assert!(mount.path().join(&name).is_file(), "{name}");
+        assert!(!mount.path().join(format!("{name}x")).exists());
+    }
+}
+
+#[test]
+fn a_tree_made_by_hand_may_hold_what_tar_cannot() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    let mut tree = Tree::new();
+    let mut data = DataArea::create(&path).unwrap();
+    let mut xattrs = Xattrs::default();
+    // Attributes that reach over several blocks.
+    for number in 0..20u8 {
+        xattrs.set(format!("trusted.number-{number}").as_bytes(), &[number; 1999]).unwrap();
+    }
+    let attributes = Attributes {
+        mode: 0o7777,
+        uid: u32::MAX - 1,
+        gid: 65_536,
+        mtime: Timestamp { seconds: i64::from(u32::MAX) + 5, nanoseconds: 999_999_999 },
+        xattrs: Some(Box::new(xattrs)),
+    };
+    let root = tree.root();
+    tree.insert(root, b"socket", 0, attributes.clone(), Content::Socket);
+    let content = data.append(&mut b"content".as_slice(), 7, &mut |_| {}).unwrap();
+    tree.insert(root, b"file", 0, attributes.clone(), Content::File(content));
+    tree.insert(root, b"link", 0, attributes.clone(), Content::Symlink(vec![b't'; 4095].into()));
+    tree.insert(root, b"dir", 0, attributes, Content::directory());
+    drop(finish(&tree, data).unwrap());
+    let mount = Mount::erofs(&path);
+    let found = facts(mount.path());
+    for name in ["./socket", "./file", "./dir"] {
+        let facts = &found[name.as_bytes()];
+        assert_eq!((facts.mode & 0o7777, facts.uid, facts.gid), (0o7777, u32::MAX - 1, 65_536), "{name}");
+        assert_eq!(facts.mtime, (i64::from(u32::MAX) + 5, 999_999_999), "{name}");
+        assert_eq!(facts.xattrs.len(), 20, "{name}");
+        assert_eq!(facts.xattrs[b"trusted.number-19".as_slice()], [19; 1999], "{name}");
+    }
+    assert_eq!(found[b"./link".as_slice()].target, [b't'; 4095]);
+    let socket = fs::symlink_metadata(mount.path().join("socket")).unwrap();
+    assert!(socket.file_type().is_socket() && socket.ino() != 0);
+    assert_eq!(fs::read(mount.path().join("file")).unwrap(), b"content");
+}
+
+#[test]
+fn very_deep_trees_are_written_and_walked() {
+    // 250 levels by each of 12 entries, through symlinks that lead to where the last one ended.
+    let mut archive = Archive::new();
+    let level = "d/".repeat(250);
+    let mut at = String::new();
+    for number in 0..12 {
+        let entry = format!("{at}{level}end");
+        archive = archive.pax(&[("path", entry.as_bytes())]).file("x", b"");
+        let target = format!("{at}{level}");
+        let link = format!("l{number}");
+        archive = archive.pax(&[("linkpath", target.as_bytes())]).symlink(&link, "");
+        at = format!("{link}/");
+    }
+    let store = Store::new();
+    let record = store.import(&store.file(&archive.finish())).unwrap();
+    // fsck.erofs recurses and runs out of stack.
+    let mount = Mount::unchecked(&store.store.blob_path(&record.digest));
+    for link in 0..12 {
+        assert!(mount.path().join(format!("l{link}/end")).is_file(), "l{link}");
+    }
+    assert_eq!(record.files, 1 + 12 * 250 + 12 + 12);
+}
+
+#[test]
+fn an_image_is_a_lower_directory_of_overlayfs() {
+    let store = Store::new();
+    let (_, lower) = store.mounted(&Archive::new().dir("d").file("d/a", b"lower").finish());
+    let upper = Mount::tmpfs("16m");
+    shell(upper.path(), "mkdir u w");
+    let options =
+        format!("lowerdir={},upperdir={1}/u,workdir={1}/w", lower.path().display(), upper.path().display());
+    let merged = Mount::new(&["-t", "overlay", "-o", &options, "none"].map(std::ffi::OsStr::new));
+    fs::write(merged.path().join("d/b"), b"upper").unwrap();
+    fs::write(merged.path().join("d/a"), b"changed").unwrap();
+    assert_eq!(fs::read(merged.path().join("d/a")).unwrap(), b"changed");
+    assert_eq!(fs::read(lower.path().join("d/a")).unwrap(), b"lower");
+    drop(merged);
+    drop(upper);
+}
