@@ -1,0 +1,211 @@
+//! A running container as the edge sees it.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use dsec_model::Limits;
+use dsec_sys::cgroup::Group;
+use dsec_sys::idmap::IdRange;
+use dsec_sys::process;
+
+use super::Shared;
+use crate::{Anchor, BackendError, ExecCgroup, Instance, OomReport, RawUsage};
+
+/// How long the last process of a killed container may take to go.
+const END_WAIT: Duration = Duration::from_secs(10);
+/// Least metadata and data that a file costs on btrfs, bytes: below this many for each allowed file nobody need count.
+const FILE_BYTES_MIN: u64 = 256;
+/// What a layer may still grow by when it has too many files: room to remove some, which needs metadata.
+const OVER_LIMIT_SLACK: u64 = 1 << 20;
+
+/// A container.
+#[derive(Debug)]
+pub(super) struct Container {
+    pub(super) name: String,
+    pub(super) anchor: Anchor,
+    pub(super) range: IdRange,
+    pub(super) pidfd: OwnedFd,
+    pub(super) group: Group,
+    pub(super) subvolume: u64,
+    pub(super) limits: Limits,
+    pub(super) shared: Arc<Shared>,
+    pub(super) spool: PathBuf,
+    pub(super) runs: Mutex<Runs>,
+    pub(super) files: FileCount,
+    pub(super) gone: AtomicBool,
+}
+
+/// The cgroups of a container's execs. One whose exec left nothing behind serves the next, which saves making
+/// and removing one (60 us) with every command.
+#[derive(Debug, Default)]
+pub(super) struct Runs {
+    next: u32,
+    idle: Vec<ExecCgroup>,
+    /// Their exec has ended and processes of it go on.
+    occupied: Vec<u32>,
+}
+
+/// What is known of the number of files in the writable layer.
+#[derive(Debug, Default)]
+pub(super) struct FileCount {
+    bytes_at_last_count: AtomicU64,
+    over: AtomicBool,
+}
+
+impl Runs {
+    /// After a restart every group that is there may have processes.
+    pub(super) fn adopted(numbers: Vec<u32>) -> Self {
+        Self { next: numbers.iter().max().map_or(0, |n| n + 1), idle: Vec::new(), occupied: numbers }
+    }
+}
+
+impl Container {
+    fn runs(&self) -> std::sync::MutexGuard<'_, Runs> {
+        self.runs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn make_run(&self, number: u32) -> Result<Option<ExecCgroup>, BackendError> {
+        let made = self
+            .group
+            .create_run(number, self.range.keeper())
+            .map_err(|e| BackendError::new(format!("make a cgroup for a command in {}", self.name), e))?;
+        Ok(made.map(|(dir, kill)| ExecCgroup { number, dir, kill }))
+    }
+
+    fn count_files(&self, most: u64) -> u64 {
+        fn walk(dir: &Path, count: &mut u64, most: u64) {
+            let Ok(entries) = fs::read_dir(dir) else { return };
+            for entry in entries.flatten() {
+                *count += 1;
+                if *count > most {
+                    return;
+                }
+                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                    walk(&entry.path(), count, most);
+                }
+            }
+        }
+        let mut count = 0;
+        walk(&self.shared.storage.upper(&self.name), &mut count, most);
+        count
+    }
+
+    fn set_disk_limit(&self, bytes: u64) {
+        if let Err(error) = self.shared.storage.limit(self.subvolume, bytes) {
+            tracing::warn!(name = self.name, %error, "cannot change the limit of a writable layer");
+        }
+    }
+}
+
+impl Instance for Container {
+    fn anchor(&self) -> &Anchor {
+        &self.anchor
+    }
+
+    fn connect(&self) -> Result<UnixStream, BackendError> {
+        let path = format!("/proc/self/fd/{}/{}", self.shared.sockets.as_raw_fd(), self.name);
+        UnixStream::connect(path)
+            .map_err(|e| BackendError::new(format!("connect to the agent of {}", self.name), e))
+    }
+
+    fn exit_fd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    fn spool_dir(&self) -> &Path {
+        &self.spool
+    }
+
+    fn exec_cgroup(&self) -> Result<Option<ExecCgroup>, BackendError> {
+        let mut runs = self.runs();
+        if let Some(idle) = runs.idle.pop() {
+            return Ok(Some(idle));
+        }
+        if let Some(at) = runs.occupied.iter().position(|n| self.group.run_pids(*n).is_empty()) {
+            let number = runs.occupied.swap_remove(at);
+            return self.make_run(number);
+        }
+        let number = runs.next;
+        runs.next += 1;
+        drop(runs);
+        self.make_run(number)
+    }
+
+    fn release_exec_cgroup(&self, number: u32) {
+        let empty = self.group.run_pids(number).is_empty();
+        let mut runs = self.runs();
+        if !empty {
+            runs.occupied.push(number);
+        } else if let Ok(Some(group)) = self.make_run(number) {
+            runs.idle.push(group);
+        }
+    }
+
+    fn exec_pids(&self, number: u32) -> Vec<i32> {
+        self.group.run_pids(number)
+    }
+
+    fn usage(&self) -> RawUsage {
+        let (memory_bytes, memory_peak_bytes) = self.group.memory();
+        RawUsage {
+            cpu: self.group.cpu_time(),
+            memory_bytes,
+            memory_peak_bytes,
+            disk_bytes: self.shared.storage.used(self.subvolume),
+            pids: self.group.pids(),
+            oom_kills: self.group.oom_kills(),
+        }
+    }
+
+    fn oom_kills(&self) -> u64 {
+        self.group.oom_kills()
+    }
+
+    fn take_oom_reports(&self) -> Vec<OomReport> {
+        self.shared.oom.take(self.range)
+    }
+
+    fn kill(&self) {
+        // The end of pid 1 of a pid namespace is the end of all in it.
+        process::kill(self.pidfd.as_fd());
+        self.group.kill();
+    }
+
+    fn enforce_file_count(&self) -> bool {
+        let used = self.shared.storage.used(self.subvolume);
+        let most = self.limits.disk_files;
+        let was_over = self.files.over.load(Ordering::Relaxed);
+        let counted_at = self.files.bytes_at_last_count.swap(used, Ordering::Relaxed);
+        if !was_over && (used == counted_at || used / FILE_BYTES_MIN < most) {
+            return false;
+        }
+        let over = self.count_files(most) > most;
+        if over != was_over {
+            self.files.over.store(over, Ordering::Relaxed);
+            let full = self.limits.disk_mib << 20;
+            self.set_disk_limit(if over { used.saturating_add(OVER_LIMIT_SLACK).min(full) } else { full });
+        }
+        over
+    }
+
+    fn clean_up(&self) -> Result<(), BackendError> {
+        if self.gone.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let failed = |what: &str, e: io::Error| BackendError::new(format!("{what} of {}", self.name), e);
+        if !process::wait_for_end(self.pidfd.as_fd(), END_WAIT).map_err(|e| failed("wait for the end", e))? {
+            return Err(failed("wait for the end", io::ErrorKind::TimedOut.into()));
+        }
+        self.runs().idle.clear();
+        self.shared.remove(&self.name)?;
+        self.shared.release(self.anchor.id_base);
+        self.gone.store(true, Ordering::Release);
+        Ok(())
+    }
+}

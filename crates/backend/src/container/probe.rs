@@ -1,0 +1,264 @@
+//! Tries what containers need of this host, on the spot and without leaving anything. A version number
+//! or a file's presence proves nothing: each probe does the thing.
+
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::Command;
+
+use dsec_sys::cgroup::{Hierarchies, Tree};
+use dsec_sys::memfd;
+use dsec_sys::mount::{Attr, FsSetting, clone_mount, new_mount};
+use rustix::fs::{Mode, OFlags, mkdirat, openat};
+
+/// One feature, tried.
+#[derive(Debug, Clone)]
+pub struct Probe {
+    /// Its name.
+    pub name: &'static str,
+    /// What it is for.
+    pub purpose: &'static str,
+    /// `Ok`: works, with what was seen. `Err`: what was seen.
+    pub found: Result<String, String>,
+    /// No container can run without it.
+    pub needed: bool,
+    /// How to get it.
+    pub remedy: &'static str,
+}
+
+pub(super) fn all() -> Vec<Probe> {
+    let probe = |name, purpose, needed, remedy, found: io::Result<String>| Probe {
+        name,
+        purpose,
+        found: found.map_err(|e| e.to_string()),
+        needed,
+        remedy,
+    };
+    vec![
+        probe("root", "namespaces, mounts and cgroups of sandboxes", true, "run as root", root()),
+        probe(
+            "cgroups",
+            "limits of memory, CPU and processes",
+            true,
+            "mount cgroup version 2 (systemd does), or version 1 with memory, cpu and pids",
+            cgroups(),
+        ),
+        probe(
+            "cgroup v2 kill",
+            "time limits that end a command's whole process tree",
+            false,
+            "Linux 5.14 or newer with cgroup version 2 mounted, also beside version 1",
+            cgroup_kill(),
+        ),
+        probe(
+            "user namespaces",
+            "root in a sandbox is nobody on the host",
+            true,
+            "CONFIG_USER_NS, and user.max_user_namespaces above 0",
+            command(&["unshare", "--user", "--map-root-user", "true"], "one was made"),
+        ),
+        probe(
+            "mount API with layer descriptors",
+            "roots of sandboxes without a path on the host",
+            true,
+            "Linux 6.15 or newer with overlayfs",
+            overlay(),
+        ),
+        probe(
+            "EROFS",
+            "images",
+            true,
+            "CONFIG_EROFS_FS and CONFIG_EROFS_FS_BACKED_BY_FILE (Linux 6.12)",
+            erofs(),
+        ),
+        probe(
+            "btrfs",
+            "writable layers with an exact size",
+            true,
+            "CONFIG_BTRFS_FS (Linux 6.7 for simple quotas)",
+            file_system("btrfs"),
+        ),
+        probe(
+            "mkfs.btrfs",
+            "makes the file system of the writable layers",
+            true,
+            "install btrfs-progs",
+            command(&["mkfs.btrfs", "--version"], "runs"),
+        ),
+        probe(
+            "loop devices",
+            "the file system of the writable layers",
+            true,
+            "CONFIG_BLK_DEV_LOOP",
+            readable("/dev/loop-control"),
+        ),
+        probe(
+            "sealed executable memfd",
+            "the agent's program, which nobody can change or read",
+            true,
+            "Linux 3.17, and vm.memfd_noexec at 0",
+            memfd::executable("probe", b"\x7fELF").map(|_| "one was made".to_owned()),
+        ),
+        probe(
+            "seccomp filters",
+            "system calls that a sandbox may use",
+            true,
+            "CONFIG_SECCOMP_FILTER",
+            readable("/proc/sys/kernel/seccomp/actions_avail"),
+        ),
+        probe(
+            "kernel log",
+            "the name of a process that was killed for memory",
+            false,
+            "let root read /dev/kmsg",
+            readable("/dev/kmsg"),
+        ),
+        probe(
+            "Landlock",
+            "path rules on top of ownership",
+            false,
+            "add landlock to the lsm= boot parameter",
+            lsm("landlock"),
+        ),
+        probe(
+            "AppArmor",
+            "path rules that bind root in a sandbox",
+            false,
+            "add apparmor to the lsm= boot parameter",
+            lsm("apparmor"),
+        ),
+    ]
+}
+
+fn root() -> io::Result<String> {
+    if rustix::process::geteuid().is_root() {
+        Ok("uid 0".to_owned())
+    } else {
+        Err(io::Error::other("not root"))
+    }
+}
+
+fn cgroups() -> io::Result<String> {
+    Ok(match Hierarchies::find()? {
+        Hierarchies::V2(root) => format!("version 2 at {}", root.display()),
+        Hierarchies::V1 { unified: Some(_), .. } => {
+            "hybrid: controllers on version 1, version 2 beside them".to_owned()
+        }
+        Hierarchies::V1 { unified: None, .. } => "version 1".to_owned(),
+    })
+}
+
+fn cgroup_kill() -> io::Result<String> {
+    let tree = Tree::set_up(&format!("probe{}", std::process::id()))?;
+    let group = tree.group("probe");
+    let limits =
+        dsec_sys::cgroup::GroupLimits { memory_bytes: 64 << 20, cpu_millis: 100, cpu_weight: 100, pids: 16 };
+    let made = group.create(&limits).and_then(|()| group.create_run(0, 0));
+    let removed = group.remove().and_then(|()| tree.remove());
+    let found = made?;
+    removed?;
+    found
+        .map(|_| "cgroup.kill opened".to_owned())
+        .ok_or_else(|| io::Error::other("cgroup version 2 is not mounted"))
+}
+
+fn command(argv: &[&str], seen: &str) -> io::Result<String> {
+    let output = Command::new(argv[0]).args(&argv[1..]).output().map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound => io::Error::new(e.kind(), format!("no program {}", argv[0])),
+        _ => e,
+    })?;
+    if output.status.success() {
+        Ok(seen.to_owned())
+    } else {
+        Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
+    }
+}
+
+/// An overlay of a detached tmpfs, with descriptors as its layers and a clone of a detached mount below.
+fn overlay() -> io::Result<String> {
+    let memory = new_mount("tmpfs", &[FsSetting::Text("size", "64k")], Attr::NONE)?;
+    for name in ["lower", "upper", "work"] {
+        mkdirat(&memory, name, Mode::from_raw_mode(0o755))?;
+    }
+    let dir =
+        |name| openat(&memory, name, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let lower = clone_mount(memory.as_fd(), "lower", false)?;
+    let (upper, work) = (dir("upper")?, dir("work")?);
+    let layers = [
+        FsSetting::Fd("lowerdir+", lower.as_fd()),
+        FsSetting::Fd("upperdir", upper.as_fd()),
+        FsSetting::Fd("workdir", work.as_fd()),
+        FsSetting::Flag("volatile"),
+    ];
+    new_mount("overlay", &layers, Attr::NODEV)?;
+    Ok("an overlay was mounted from descriptors".to_owned())
+}
+
+/// The smallest EROFS there is: a superblock and an empty root directory in one block.
+fn erofs() -> io::Result<String> {
+    let mut image = vec![0u8; 4096];
+    let at = |image: &mut Vec<u8>, offset: usize, bytes: &[u8]| {
+        image[offset..offset + bytes.len()].copy_from_slice(bytes)
+    };
+    at(&mut image, 1024, &0xe0f5_e1e2_u32.to_le_bytes()); // magic
+    at(&mut image, 1036, &[12]); // 4096-byte blocks
+    at(&mut image, 1038, &36u16.to_le_bytes()); // root inode, in 32-byte slots
+    at(&mut image, 1040, &1u64.to_le_bytes()); // inodes
+    at(&mut image, 1060, &1u32.to_le_bytes()); // blocks
+    // Root: compact inode, data inline after it: directory entries `.` and `..`.
+    let root = 36 * 32;
+    at(&mut image, root, &(2u16 << 1).to_le_bytes());
+    at(&mut image, root + 4, &0o040_755u16.to_le_bytes());
+    at(&mut image, root + 6, &2u16.to_le_bytes()); // links
+    at(&mut image, root + 8, &27u32.to_le_bytes()); // size
+    let entries = root + 32;
+    for (i, name_at) in [24u16, 25].into_iter().enumerate() {
+        let entry = entries + i * 12;
+        at(&mut image, entry, &36u64.to_le_bytes());
+        at(&mut image, entry + 8, &name_at.to_le_bytes());
+        at(&mut image, entry + 10, &[2]);
+    }
+    at(&mut image, entries + 24, b"...");
+    let path = std::env::temp_dir().join(format!("dsec-probe-{}.erofs", std::process::id()));
+    fs::write(&path, &image)?;
+    let mounted = path
+        .to_str()
+        .ok_or_else(|| io::Error::other("the temporary directory's path is not UTF-8"))
+        .and_then(|source| new_mount("erofs", &[FsSetting::Text("source", source)], Attr::READ_ONLY));
+    fs::remove_file(&path)?;
+    mounted.map(|_| "a file was mounted without a loop device".to_owned())
+}
+
+fn file_system(name: &str) -> io::Result<String> {
+    let known = fs::read_to_string("/proc/filesystems")?;
+    if known.lines().any(|line| line.trim_start_matches("nodev").trim() == name) {
+        return Ok("in the kernel".to_owned());
+    }
+    command(&["modprobe", name], "module loaded")
+}
+
+fn readable(path: &str) -> io::Result<String> {
+    fs::OpenOptions::new().read(true).open(path).map(|_| format!("{path} opens"))
+}
+
+fn lsm(name: &str) -> io::Result<String> {
+    let path = Path::new("/sys/kernel/security/lsm");
+    let active = fs::read_to_string(path).or_else(|e| match e.kind() {
+        // securityfs is not mounted; the kernel's own interface may still answer.
+        io::ErrorKind::NotFound if name == "landlock" => landlock_version(),
+        _ => Err(io::Error::new(e.kind(), format!("{}: {e}", path.display()))),
+    })?;
+    if active.split(',').any(|l| l.trim() == name) {
+        Ok("active".to_owned())
+    } else {
+        Err(io::Error::other(format!("active are: {}", active.trim())))
+    }
+}
+
+fn landlock_version() -> io::Result<String> {
+    match dsec_sys::process::landlock_abi() {
+        Ok(_) => Ok("landlock".to_owned()),
+        Err(e) => Err(e),
+    }
+}

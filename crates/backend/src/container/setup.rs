@@ -1,0 +1,325 @@
+//! A container's first process, from the fork to the agent's first instruction: one phase after the
+//! other, each timed. It is the host's root in a new pid namespace until the last phase takes
+//! everything away. If a phase fails the process ends, and all it made, which is nowhere but in its
+//! own namespaces and descriptors, ends with it.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
+
+use dsec_proto::guest::boot_fd;
+use dsec_sys::fdpass;
+use dsec_sys::mount::{Attr, FsSetting, attach, clone_mount, id_map, new_mount};
+use dsec_sys::process::{self, Namespaces};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Uid, chownat, fstat, mkdirat, openat, openat2,
+};
+use rustix::io::Errno;
+
+use super::launcher::Ready;
+use super::templates::Templates;
+use super::wire::{FIXED_FDS, FromLaunch, Launch};
+
+/// Files of the host's kernel that tell about the host, each covered by `/dev/null`. Writing is not the
+/// matter here: the host owns `/proc`, and root in the container is nobody to it.
+const MASKED_FILES: &[&str] = &[
+    "kcore",
+    "keys",
+    "key-users",
+    "timer_list",
+    "sched_debug",
+    "latency_stats",
+    "config.gz",
+    "cmdline",
+    "kallsyms",
+];
+/// Directories of that kind, each covered by an empty one.
+const MASKED_DIRS: &[&str] = &["acpi", "asound", "scsi", "pressure", "bus", "irq"];
+
+/// The descriptors of one launch.
+#[derive(Debug)]
+pub(super) struct LaunchFds {
+    /// Where to report.
+    pub channel: OwnedFd,
+    image: OwnedFd,
+    writable: OwnedFd,
+    spool: OwnedFd,
+    listen: OwnedFd,
+    config: OwnedFd,
+    /// Directory of the agent's cgroup, version 2.
+    pub cgroup: Option<OwnedFd>,
+    task_files: Vec<OwnedFd>,
+}
+
+impl LaunchFds {
+    /// Takes the descriptors of a message apart. `None`: not the number that was announced.
+    pub(super) fn sort(launch: &Launch, fds: Vec<OwnedFd>) -> Option<Self> {
+        if fds.len() != FIXED_FDS + usize::from(launch.cgroup) + launch.task_files {
+            return None;
+        }
+        let mut fds = fds.into_iter();
+        Some(Self {
+            channel: fds.next()?,
+            image: fds.next()?,
+            writable: fds.next()?,
+            spool: fds.next()?,
+            listen: fds.next()?,
+            config: fds.next()?,
+            cgroup: if launch.cgroup { fds.next() } else { None },
+            task_files: fds.collect(),
+        })
+    }
+}
+
+/// Sends one report on a launch's channel.
+pub(super) fn tell(channel: BorrowedFd<'_>, report: &FromLaunch, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    fdpass::send(channel, &serde_json::to_vec(report).map_err(io::Error::other)?, fds)
+}
+
+/// Reports a failure.
+pub(super) fn tell_failure(channel: BorrowedFd<'_>, what: &str, error: &io::Error) -> io::Result<()> {
+    let report =
+        FromLaunch::Failed { what: what.to_owned(), error: error.to_string(), errno: error.raw_os_error() };
+    tell(channel, &report, &[])
+}
+
+/// A phase's name and what went wrong in it.
+type Failure = (&'static str, io::Error);
+
+/// Times phases and names the one that fails.
+struct Phases {
+    since: Instant,
+    done: Vec<(String, u64)>,
+}
+
+impl Phases {
+    fn run<T>(&mut self, name: &'static str, phase: impl FnOnce() -> io::Result<T>) -> Result<T, Failure> {
+        let result = phase().map_err(|error| (name, error));
+        self.done.push((name.to_owned(), self.since.elapsed().as_micros() as u64));
+        self.since = Instant::now();
+        result
+    }
+}
+
+/// Runs all phases and executes the agent. Returns the exit code when one of them failed.
+pub(super) fn run(
+    launch: &Launch,
+    fds: &LaunchFds,
+    ready: &Ready,
+    templates: &Templates,
+    program: BorrowedFd<'_>,
+) -> i32 {
+    let mut phases = Phases { since: Instant::now(), done: Vec::new() };
+    let (what, error) = match build(&mut phases, launch, fds, ready, templates) {
+        Err(failure) => failure,
+        Ok(()) => match become_agent(&mut phases, fds, ready) {
+            Err(failure) => failure,
+            Ok(channel) => {
+                let _edge_gone =
+                    tell(channel.as_fd(), &FromLaunch::Phases(std::mem::take(&mut phases.done)), &[]);
+                let error = process::exec_fd(program, c"init");
+                let _edge_gone = tell_failure(channel.as_fd(), "execute the agent", &error);
+                return 127;
+            }
+        },
+    };
+    let _edge_gone = tell_failure(fds.channel.as_fd(), what, &error);
+    127
+}
+
+fn build(
+    phases: &mut Phases,
+    launch: &Launch,
+    fds: &LaunchFds,
+    ready: &Ready,
+    templates: &Templates,
+) -> Result<(), Failure> {
+    let users = ready.users.inner.as_fd();
+    let base = ready.range.base();
+    phases.run("network", || process::enter(ready.net.as_fd()))?;
+    phases.run("idmap", || {
+        id_map(fds.image.as_fd(), users, Attr::READ_ONLY)?;
+        id_map(fds.writable.as_fd(), users, Attr::NODEV)
+    })?;
+    let root = phases.run("overlay", || overlay(fds.image.as_fd(), fds.writable.as_fd(), base))?;
+    phases.run("namespaces", || process::unshare(Namespaces::MOUNT_IPC_UTS_CGROUP))?;
+    phases.run("root", || {
+        attach(root.as_fd(), CWD, "/")?;
+        rustix::process::fchdir(&root)?;
+        rustix::process::chroot(".")?;
+        Ok(())
+    })?;
+    phases.run("mounts", || {
+        process::set_fs_ids(base, base);
+        let made = mounts(launch, &root, users, base, templates);
+        process::set_fs_ids(0, 0);
+        made
+    })?;
+    phases.run("masks", || masks(templates))?;
+    phases.run("names", || {
+        process::set_hostname(&launch.hostname)?;
+        process::leave_session_keyring();
+        Ok(())
+    })
+}
+
+/// The container's root: the image below, its writable layer above. Made with the file-system ids of the
+/// container's root, so that what overlayfs itself creates in the writable layer belongs to it
+/// (else it answers EOVERFLOW and silently becomes read-only). `volatile`: never synced; a container does not
+/// outlive a crash of its host, and without it the end of one would sync the whole file system.
+fn overlay(image: BorrowedFd<'_>, writable: BorrowedFd<'_>, base: u32) -> io::Result<OwnedFd> {
+    let dir =
+        |name| openat(writable, name, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let (upper, work) = (dir("upper")?, dir("work")?);
+    process::keep_caps_over_id_changes()?;
+    process::set_fs_ids(base, base);
+    let mounted = new_mount(
+        "overlay",
+        &[
+            FsSetting::Text("source", "overlay"),
+            FsSetting::Fd("lowerdir+", image),
+            FsSetting::Fd("upperdir", upper.as_fd()),
+            FsSetting::Fd("workdir", work.as_fd()),
+            FsSetting::Text("redirect_dir", "on"),
+            FsSetting::Flag("volatile"),
+        ],
+        Attr::NODEV,
+    );
+    process::set_fs_ids(0, 0);
+    mounted
+}
+
+/// Opens a path of the container as the container would see it: links never lead out of its root.
+fn inside(root: &OwnedFd, path: &str) -> rustix::io::Result<OwnedFd> {
+    openat2(root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::IN_ROOT)
+}
+
+/// The directory `name` of the root, made when the image has none.
+fn directory(root: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
+    let found = match inside(root, name) {
+        Err(Errno::NOENT) => {
+            mkdirat(root, name, Mode::from_raw_mode(0o755))?;
+            inside(root, name)?
+        }
+        other => other?,
+    };
+    if FileType::from_raw_mode(fstat(&found)?.st_mode) == FileType::Directory {
+        Ok(found)
+    } else {
+        Err(io::Error::other(format!("/{name} of the image is not a directory")))
+    }
+}
+
+fn mounts(
+    launch: &Launch,
+    root: &OwnedFd,
+    users: BorrowedFd<'_>,
+    base: u32,
+    templates: &Templates,
+) -> io::Result<()> {
+    let proc = new_mount("proc", &[FsSetting::Text("hidepid", "ptraceable")], Attr::DATA_ONLY)?;
+    attach(proc.as_fd(), directory(root, "proc")?.as_fd(), "")?;
+
+    let dev = clone_mount(templates.dev.as_fd(), "", false)?;
+    id_map(dev.as_fd(), users, Attr::DEVICES)?;
+    attach(dev.as_fd(), directory(root, "dev")?.as_fd(), "")?;
+    // Group 5 is `tty` in every distribution.
+    let tty = (base + 5).to_string();
+    let terminals =
+        [FsSetting::Text("gid", &tty), FsSetting::Text("mode", "0620"), FsSetting::Text("ptmxmode", "0666")];
+    let pts = new_mount("devpts", &terminals, Attr::NONE)?;
+    attach(pts.as_fd(), dev.as_fd(), "pts")?;
+
+    let (size, files) = (launch.tmpfs_bytes.to_string(), (launch.tmpfs_bytes / 4096).max(1024).to_string());
+    let settings = [
+        FsSetting::Text("size", &size),
+        FsSetting::Text("nr_inodes", &files),
+        FsSetting::Text("mode", "0755"),
+    ];
+    let memory = new_mount("tmpfs", &settings, Attr::NOSUID_NODEV)?;
+    for name in ["shm", "tmp"] {
+        mkdirat(&memory, name, Mode::from_raw_mode(0o1777))?;
+        rustix::fs::chmodat(&memory, name, Mode::from_raw_mode(0o1777), AtFlags::empty())?;
+    }
+    attach(clone_mount(memory.as_fd(), "shm", false)?.as_fd(), dev.as_fd(), "shm")?;
+    attach(clone_mount(memory.as_fd(), "tmp", false)?.as_fd(), directory(root, "tmp")?.as_fd(), "")?;
+    name_files(root, &memory, &launch.hostname, base)
+}
+
+/// `/etc/hosts`, `/etc/hostname` and `/etc/resolv.conf`: the container's own, over whatever the image has, and not
+/// part of the writable layer. An image without `/etc` goes without.
+fn name_files(root: &OwnedFd, memory: &OwnedFd, hostname: &str, base: u32) -> io::Result<()> {
+    let Ok(etc) = directory(root, "etc") else { return Ok(()) };
+    let hosts =
+        format!("127.0.0.1\tlocalhost {hostname}\n::1\tlocalhost ip6-localhost ip6-loopback {hostname}\n");
+    let files = [
+        ("hosts", hosts),
+        ("hostname", format!("{hostname}\n")),
+        ("resolv.conf", "# This sandbox has no network but loopback.\n".to_owned()),
+    ];
+    for (name, text) in files {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
+        let file = openat(memory, name, flags, Mode::from_raw_mode(0o644))?;
+        rustix::io::write(&file, text.as_bytes())?;
+        chownat(memory, name, Some(Uid::from_raw(base)), Some(Gid::from_raw(base)), AtFlags::empty())?;
+        let place = match inside(root, &format!("etc/{name}")) {
+            Err(Errno::NOENT) => {
+                // Missing, or a link to nowhere; the latter stays as it is.
+                let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+                if openat(&etc, name, flags, Mode::from_raw_mode(0o644)).is_err() {
+                    continue;
+                }
+                inside(root, &format!("etc/{name}"))?
+            }
+            other => other?,
+        };
+        if FileType::from_raw_mode(fstat(&place)?.st_mode) == FileType::RegularFile {
+            attach(clone_mount(memory.as_fd(), name, false)?.as_fd(), place.as_fd(), "")?;
+        }
+    }
+    Ok(())
+}
+
+fn masks(templates: &Templates) -> io::Result<()> {
+    let cover = |with: BorrowedFd<'_>, path_in_it: &str, names: &[&str]| -> io::Result<()> {
+        for name in names {
+            let path = format!("/proc/{name}");
+            match openat(CWD, &path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+                // This kernel was built without it.
+                Err(Errno::NOENT) => {}
+                Err(error) => return Err(error.into()),
+                Ok(place) => attach(clone_mount(with, path_in_it, false)?.as_fd(), place.as_fd(), "")?,
+            }
+        }
+        Ok(())
+    };
+    cover(templates.dev.as_fd(), "null", MASKED_FILES)?;
+    cover(templates.empty.as_fd(), "", MASKED_DIRS)
+}
+
+/// Gives everything up: descriptors but the agent's, ids, capabilities. Returns the channel, which an exec closes.
+fn become_agent(phases: &mut Phases, fds: &LaunchFds, ready: &Ready) -> Result<OwnedFd, Failure> {
+    phases.run("agent", || {
+        let wanted = [fds.listen.as_fd(), ready.users.inner.as_fd(), fds.spool.as_fd(), fds.config.as_fd()];
+        let wanted = wanted.into_iter().chain(fds.task_files.iter().map(AsFd::as_fd));
+        // Above every target number and every number that something else may have.
+        let clear: Vec<OwnedFd> = wanted.map(|fd| process::dup_above(fd, 512)).collect::<io::Result<_>>()?;
+        let channel = process::dup_above(fds.channel.as_fd(), 512)?;
+        let outer = process::dup_above(ready.users.outer.as_fd(), 512)?;
+        let null = openat(CWD, "/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+        rustix::stdio::dup2_stdin(&null)?;
+        rustix::stdio::dup2_stdout(&null)?;
+        rustix::stdio::dup2_stderr(&null)?;
+        process::close_on_exec_from(3)?;
+        let borrowed: Vec<_> = clear.iter().map(AsFd::as_fd).collect();
+        process::place_descriptors(boot_fd::LISTEN, &borrowed)?;
+        process::enter(outer.as_fd())?;
+        process::become_user(0, 0)?;
+        process::drop_all_capabilities()?;
+        rustix::process::setsid()?;
+        process::reset_signals();
+        // Owned by the process until the exec closes them.
+        std::mem::forget((clear, outer, null));
+        Ok(channel)
+    })
+}

@@ -1,0 +1,143 @@
+//! What runs sandboxes. Each backend has its own argument type and says what it can do; what they
+//! share is only what the edge needs from any of them: an [`Instance`] with an agent channel, an end
+//! that can be waited for, numbers, and a clean-up that leaves nothing.
+//!
+//! Everything here blocks (a launch takes 2-4 ms) and is called from threads that may.
+
+pub mod container;
+
+use std::fmt;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// One phase of a launch and how long it took.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Phase {
+    /// Its name, as `docs/performance.md` explains it.
+    pub name: String,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// What identifies a running sandbox across a restart of the edge: enough to find it again, or to
+/// find out that it is gone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Anchor {
+    /// Host process id of its agent.
+    pub pid: i32,
+    /// Start time of that process in clock ticks since boot (`/proc/PID/stat`, field 22): a reused pid has another.
+    pub start_ticks: u64,
+    /// Boot id of the machine it was started under.
+    pub boot_id: String,
+    /// First host id of its range.
+    pub id_base: u32,
+}
+
+/// Numbers of a sandbox, read now. A number that this host cannot tell is 0.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RawUsage {
+    /// CPU time so far.
+    pub cpu: Duration,
+    /// Memory now, bytes.
+    pub memory_bytes: u64,
+    /// Most memory so far, bytes.
+    pub memory_peak_bytes: u64,
+    /// Writable layer, bytes.
+    pub disk_bytes: u64,
+    /// Processes and threads.
+    pub pids: u64,
+    /// Kills by the kernel because memory was full.
+    pub oom_kills: u64,
+}
+
+/// A cgroup for one exec or session, to start its process in and to kill its whole tree with.
+#[derive(Debug)]
+pub struct ExecCgroup {
+    /// Number within its sandbox.
+    pub number: u32,
+    /// The directory.
+    pub dir: OwnedFd,
+    /// `cgroup.kill` of it, open for writing.
+    pub kill: OwnedFd,
+}
+
+/// A failed operation of a backend: what was being done, to what, and why it failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}")]
+pub struct BackendError {
+    /// What was being done, with the path or id.
+    pub what: String,
+    /// Why.
+    #[source]
+    pub source: std::io::Error,
+}
+
+impl BackendError {
+    /// Names what was being done.
+    pub fn new(what: impl Into<String>, source: impl Into<std::io::Error>) -> Self {
+        Self { what: what.into(), source: source.into() }
+    }
+}
+
+/// A sandbox that runs.
+pub trait Instance: Send + Sync + fmt::Debug {
+    /// What to write down to find it again.
+    fn anchor(&self) -> &Anchor;
+    /// Connects to its agent. Any number of times; the agent talks to the newest.
+    ///
+    /// # Errors
+    /// The agent is gone.
+    fn connect(&self) -> Result<UnixStream, BackendError>;
+    /// Becomes readable when its last process is gone.
+    fn exit_fd(&self) -> BorrowedFd<'_>;
+    /// Directory with the spool files of its execs' output.
+    fn spool_dir(&self) -> &Path;
+    /// Makes a cgroup for an exec, or hands out one whose exec has left nothing behind. `None`: this host has no cgroup v2.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    fn exec_cgroup(&self) -> Result<Option<ExecCgroup>, BackendError>;
+    /// Gives an exec's cgroup back. One that still has processes stays theirs until they are gone.
+    fn release_exec_cgroup(&self, number: u32);
+    /// Host process ids in an exec's cgroup.
+    fn exec_pids(&self, number: u32) -> Vec<i32>;
+    /// Its numbers.
+    fn usage(&self) -> RawUsage;
+    /// Kills so far by the kernel because memory was full: cheap enough for every exec's end.
+    fn oom_kills(&self) -> u64;
+    /// Reports of those kills that were seen since the last call: process name, host pid, resident bytes.
+    fn take_oom_reports(&self) -> Vec<OomReport>;
+    /// SIGKILL to every process of it. Does not wait; see [`Self::exit_fd`].
+    fn kill(&self);
+    /// Holds the file-count limit, which some file systems cannot: looks, and stops further writes
+    /// when there are too many. Called every few seconds. True: it is over.
+    fn enforce_file_count(&self) -> bool;
+    /// Removes everything of it from the host: cgroups, mounts, directories, devices. Its processes
+    /// must be gone (waits up to 10 s for the last of them). Idempotent.
+    ///
+    /// # Errors
+    /// What could not be removed; the rest is removed all the same.
+    fn clean_up(&self) -> Result<(), BackendError>;
+}
+
+/// A kill by the kernel because memory was full.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OomReport {
+    /// Command name, at most 15 bytes.
+    pub process: String,
+    /// Resident memory, bytes; 0 when unknown.
+    pub rss_bytes: u64,
+}
+
+/// Where a backend keeps its things on the node.
+#[derive(Debug, Clone)]
+pub struct NodePaths {
+    /// Root of the edge's state.
+    pub state_dir: PathBuf,
+    /// The agent's binary.
+    pub aether: PathBuf,
+}

@@ -1,0 +1,17 @@
+//! The vocabulary of dsec, without I/O: ids, units, resource limits, the sandbox lifecycle,
+//! admission arithmetic and the kinds of error a caller can meet.
+//!
+//! Nothing here knows of a clock, a random source, a socket or a file, so every rule in it can be
+//! tested by calling it.
+
+pub mod admission;
+pub mod error;
+pub mod id;
+pub mod lifecycle;
+pub mod limits;
+
+pub use admission::{Admission, Capacity, Demand};
+pub use error::ErrorKind;
+pub use id::{ExecId, IdError, NodeId, SandboxId, SessionId, TaskId};
+pub use lifecycle::{Action, EndReason, Event, State};
+pub use limits::{Limits, LimitsError};

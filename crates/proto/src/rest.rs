@@ -1,0 +1,29 @@
+//! The public API's JSON types. Times are Unix milliseconds (`_ms`), durations carry their unit in
+//! the name, sizes are bytes unless the name says MiB (`_mb` in the names that callers know from
+//! DSec means MiB).
+
+mod errors;
+mod exec;
+mod files;
+mod image;
+mod node;
+mod sandbox;
+mod session;
+
+pub use errors::{ApiError, ErrorBody, status_of};
+pub use exec::{
+    AttachEvent, Exec, ExecList, ExecRequest, ExecState, OomKill, PtySize, SignalRequest, StdinMode,
+};
+pub use files::{FileEvent, FileEventKind, FileInfo, FileKind, FileList, MakeDirRequest, MoveRequest};
+pub use image::{Image, ImageList, ImportEvent};
+pub use node::{Feature, FeatureState, NodeStatus, NodeUsage};
+pub use sandbox::{
+    BACKEND_CONTAINER, CreateSandboxRequest, LaunchPhase, Sandbox, SandboxLimits, SandboxList, StopRequest,
+    Usage,
+};
+pub use session::{Session, SessionList, SessionRequest};
+
+/// Header that makes a create idempotent: the same key gives the same sandbox.
+pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
+/// Header that names one request in logs of every process; made where it is missing.
+pub const REQUEST_ID: &str = "x-request-id";

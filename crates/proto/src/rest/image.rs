@@ -1,0 +1,66 @@
+//! Images.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// An imported image.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Image {
+    /// Its name.
+    pub name: String,
+    /// Digest of its EROFS form.
+    pub digest: String,
+    /// Bytes on disk.
+    pub size_bytes: u64,
+    /// Bytes of file content.
+    pub content_bytes: u64,
+    /// Files, directories and links.
+    pub files: u64,
+    /// When it was imported, Unix ms.
+    pub created_ms: u64,
+    /// What it was made from, as given.
+    pub source: String,
+    /// Its processor architecture (`amd64`).
+    pub architecture: String,
+    /// Its environment.
+    pub env: Vec<String>,
+    /// Its working directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub working_dir: Option<String>,
+    /// Its user.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// Ids of the sandboxes that use it now.
+    #[serde(default)]
+    pub used_by: Vec<String>,
+}
+
+/// The images of a node, by name.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ImageList {
+    /// The images.
+    pub images: Vec<Image>,
+}
+
+/// One line of an import's answer (`application/x-ndjson`); the last is `done` or `error`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum ImportEvent {
+    /// How far it is.
+    Progress {
+        /// Files taken in so far.
+        files: u64,
+        /// Bytes of content taken in so far.
+        bytes: u64,
+    },
+    /// It is there.
+    Done {
+        /// The image.
+        image: Image,
+    },
+    /// It failed and left nothing behind.
+    Error {
+        /// Why.
+        error: super::ErrorBody,
+    },
+}

@@ -1,0 +1,224 @@
+//! Sandboxes: the create request and the record.
+
+use std::collections::BTreeMap;
+
+use dsec_model::{EndReason, Limits, SandboxId, State, TaskId};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::ExecRequest;
+
+/// The container backend's word.
+pub const BACKEND_CONTAINER: &str = "container";
+
+fn container() -> String {
+    BACKEND_CONTAINER.to_owned()
+}
+
+/// Asks for one sandbox. Every limit that is left out gets the node's default.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateSandboxRequest {
+    /// `container` for now.
+    #[serde(default = "container")]
+    #[schema(example = "container")]
+    pub backend: String,
+    /// Name of an imported image.
+    #[schema(example = "debian")]
+    pub container_image: String,
+    /// Memory, MiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_limit_mb: Option<u64>,
+    /// Cores; fractions are allowed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_cores_limit: Option<f64>,
+    /// Share of CPU under contention, 1 to 10,000 (100 is the usual one).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_weight: Option<u64>,
+    /// Processes and threads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pids_limit: Option<u64>,
+    /// Open files a process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub open_files_limit: Option<u64>,
+    /// Writable layer, MiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_limit_mb: Option<u64>,
+    /// Files and directories in the writable layer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_files_limit: Option<u64>,
+    /// Seconds without a request or an attached session until it is stopped. 0: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_running_stop: Option<u64>,
+    /// Seconds from running until it is stopped, whatever it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_lifetime: Option<u64>,
+    /// User of its commands, by name or `uid[:gid]`, from the image's own passwd. Default: the image's user, else root.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub init_user: Option<String>,
+    /// Environment of every command, over the image's.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// Working directory of every command. Default: the image's, else `/`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cwd: Option<String>,
+    /// Host name inside. Default: the sandbox's random part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hostname: Option<String>,
+    /// Services that may be reached, by name. Empty: no network but loopback. This version serves no other value.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub network_rules: BTreeMap<String, bool>,
+    /// Lets setuid programs such as `sudo` work; off, `no_new_privs` is set.
+    #[serde(default)]
+    pub allow_setuid: bool,
+    /// The job it belongs to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub task_id: Option<TaskId>,
+    /// Free labels to filter by: at most 64, keys up to 63 and values up to 255 bytes.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// A command to run as soon as the sandbox runs; its result is in the reply's `first_exec`, which saves a round trip.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exec: Option<ExecRequest>,
+}
+
+/// The limits in force, as the record shows them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct SandboxLimits {
+    /// Memory, MiB.
+    pub memory_limit_mb: u64,
+    /// Cores.
+    pub cpu_cores_limit: f64,
+    /// Share of CPU under contention.
+    pub cpu_weight: u64,
+    /// Processes and threads.
+    pub pids_limit: u64,
+    /// Open files a process.
+    pub open_files_limit: u64,
+    /// Writable layer, MiB.
+    pub disk_limit_mb: u64,
+    /// Files and directories in the writable layer.
+    pub disk_files_limit: u64,
+    /// Idle seconds until it is stopped. 0: never.
+    pub ttl_running_stop: u64,
+    /// Seconds from running until it is stopped.
+    pub max_lifetime: u64,
+}
+
+impl From<&Limits> for SandboxLimits {
+    fn from(l: &Limits) -> Self {
+        Self {
+            memory_limit_mb: l.memory_mib,
+            cpu_cores_limit: l.cpu_millis as f64 / 1000.0,
+            cpu_weight: l.cpu_weight,
+            pids_limit: l.pids,
+            open_files_limit: l.nofile,
+            disk_limit_mb: l.disk_mib,
+            disk_files_limit: l.disk_files,
+            ttl_running_stop: l.ttl_running_stop_s,
+            max_lifetime: l.max_lifetime_s,
+        }
+    }
+}
+
+/// What a sandbox uses. Read when it is asked for; of an ended sandbox, as last seen.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Usage {
+    /// CPU time of all its processes so far, seconds.
+    pub cpu_seconds: f64,
+    /// Memory now, bytes.
+    pub memory_bytes: u64,
+    /// Most memory at once so far, bytes.
+    pub memory_peak_bytes: u64,
+    /// Writable layer now, bytes.
+    pub disk_bytes: u64,
+    /// Processes and threads now.
+    pub pids: u64,
+    /// Bytes that callers sent into it (files, stdin, ports).
+    pub bytes_in: u64,
+    /// Bytes that callers read from it (files, output, ports).
+    pub bytes_out: u64,
+    /// Processes the kernel killed because its memory was full.
+    pub oom_kills: u64,
+}
+
+/// One phase of a launch and how long it took: the phases in order add up to the launch.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct LaunchPhase {
+    /// Name of the phase.
+    pub name: String,
+    /// Microseconds.
+    pub us: u64,
+}
+
+/// The record of a sandbox.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Sandbox {
+    /// `sb-<node>-<random>`.
+    #[schema(value_type = String, example = "sb-n1-4k2j9xq0w1ab")]
+    pub id: SandboxId,
+    /// Where it is in its life.
+    #[schema(value_type = String, example = "running")]
+    pub state: State,
+    /// Why it ended or is ending.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    pub reason: Option<EndReason>,
+    /// `container`.
+    pub backend: String,
+    /// The image's name as it was asked for.
+    pub image: String,
+    /// Digest of the image it runs, which does not change when the name moves.
+    pub image_digest: String,
+    /// The node that runs it.
+    pub node: String,
+    /// The limits in force.
+    pub limits: SandboxLimits,
+    /// The user of its commands, as given.
+    pub init_user: String,
+    /// The job it belongs to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub task_id: Option<TaskId>,
+    /// Its labels.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// When the create arrived, Unix ms.
+    pub created_ms: u64,
+    /// When it began to run, Unix ms.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub running_ms: Option<u64>,
+    /// When it ended, Unix ms.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_ms: Option<u64>,
+    /// Last request or end of an attached session, Unix ms.
+    pub last_active_ms: u64,
+    /// What it uses. Lists leave it out unless `usage=true` is asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Usage>,
+    /// How long each phase of its launch took.
+    #[serde(default)]
+    pub launch_phases: Vec<LaunchPhase>,
+    /// Result of the create request's `exec`, in the reply to the create alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_exec: Option<super::Exec>,
+}
+
+/// A page of sandboxes, newest first.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct SandboxList {
+    /// The page.
+    pub sandboxes: Vec<Sandbox>,
+    /// Give it as `cursor` to get the next page; missing on the last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
+}
+
+/// Ends a sandbox.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct StopRequest {
+    /// Milliseconds that its processes get between SIGTERM and SIGKILL. Default 0: at once.
+    pub grace_ms: u64,
+}

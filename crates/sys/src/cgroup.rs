@@ -1,0 +1,458 @@
+//! Control groups: version 2, version 1, and hosts that mix them ("hybrid": controllers on version
+//! 1, an empty version 2 tree beside them).
+//!
+//! Layout, with `dsec-TAG` one directory for each state directory of an edge:
+//!
+//! ```text
+//! version 2 alone             hybrid
+//! dsec-TAG/NAME/k   agent     unified/dsec-TAG/NAME/        agent
+//! dsec-TAG/NAME/u   limits    unified/dsec-TAG/NAME/run-N   one exec or session
+//! dsec-TAG/NAME/u/run-N       memory|cpu|pids/dsec-TAG/NAME limits
+//! ```
+//!
+//! The agent stays outside the limits: inside, whoever fills the memory gets it killed.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{Gid, Mode, OFlags, Uid, open};
+
+/// Limits of one group.
+#[derive(Debug, Clone, Copy)]
+pub struct GroupLimits {
+    /// Memory, bytes; swap is not given in addition.
+    pub memory_bytes: u64,
+    /// CPU quota, thousandths of a core.
+    pub cpu_millis: u64,
+    /// CPU weight as version 2 counts it (100 is the usual one).
+    pub cpu_weight: u64,
+    /// Processes and threads.
+    pub pids: u64,
+}
+
+/// Where the host has its hierarchies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Hierarchies {
+    /// Version 2 alone, mounted here.
+    V2(PathBuf),
+    /// Version 1 controllers, and perhaps an empty version 2 tree.
+    V1 {
+        /// Of the `memory` controller.
+        memory: PathBuf,
+        /// Of the `cpu` controller.
+        cpu: PathBuf,
+        /// Of the `pids` controller.
+        pids: PathBuf,
+        /// The version 2 tree.
+        unified: Option<PathBuf>,
+    },
+}
+
+impl Hierarchies {
+    /// Finds them in the mount table.
+    ///
+    /// # Errors
+    /// A controller that is needed is mounted nowhere; the text names it.
+    pub fn find() -> io::Result<Self> {
+        Self::from_mounts(&fs::read_to_string("/proc/self/mounts")?)
+    }
+
+    fn from_mounts(table: &str) -> io::Result<Self> {
+        let mounts: Vec<(&str, &str, &str)> = table
+            .lines()
+            .filter_map(|line| {
+                let mut fields = line.split(' ').skip(1);
+                Some((fields.next()?, fields.next()?, fields.next()?))
+            })
+            .collect();
+        let v1 = |controller: &str| {
+            mounts
+                .iter()
+                .find(|(_, kind, options)| *kind == "cgroup" && options.split(',').any(|o| o == controller))
+                .map(|(path, ..)| PathBuf::from(path))
+        };
+        let unified =
+            mounts.iter().find(|(_, kind, _)| *kind == "cgroup2").map(|(path, ..)| PathBuf::from(path));
+        match (v1("memory"), v1("cpu"), v1("pids"), unified) {
+            (None, None, None, Some(root)) => Ok(Self::V2(root)),
+            (Some(memory), Some(cpu), Some(pids), unified) => Ok(Self::V1 { memory, cpu, pids, unified }),
+            (memory, cpu, pids, _) => {
+                let missing: Vec<_> = [("memory", memory), ("cpu", cpu), ("pids", pids)]
+                    .into_iter()
+                    .filter_map(|(name, found)| found.is_none().then_some(name))
+                    .collect();
+                Err(io::Error::new(
+                    io::ErrorKind::NotFound,
+                    format!("no cgroup hierarchy is mounted for: {}", missing.join(", ")),
+                ))
+            }
+        }
+    }
+}
+
+/// This edge's directory in every hierarchy.
+#[derive(Debug, Clone)]
+pub struct Tree {
+    hierarchies: Hierarchies,
+    parent: String,
+}
+
+/// The groups of one sandbox.
+#[derive(Debug, Clone)]
+pub struct Group {
+    memory: PathBuf,
+    cpu: PathBuf,
+    pids: PathBuf,
+    /// Where the agent is, version 2.
+    agent: Option<PathBuf>,
+    /// Where `run-N` directories go, version 2.
+    runs: Option<PathBuf>,
+    /// Common ancestor of both, version 2: who may write its `cgroup.procs` may start processes across.
+    whole: Option<PathBuf>,
+    v2: bool,
+}
+
+fn write(path: &Path, value: &str) -> io::Result<()> {
+    let named =
+        |e: io::Error| io::Error::new(e.kind(), format!("write {value:?} to {}: {e}", path.display()));
+    OpenOptions::new().write(true).open(path).and_then(|mut f| f.write_all(value.as_bytes())).map_err(named)
+}
+
+fn make(path: &Path) -> io::Result<()> {
+    match fs::create_dir(path) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(e) => Err(io::Error::new(e.kind(), format!("make {}: {e}", path.display()))),
+        Ok(()) => Ok(()),
+    }
+}
+
+fn number(path: &Path) -> u64 {
+    fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+}
+
+fn field(path: &Path, name: &str) -> u64 {
+    fs::read_to_string(path)
+        .ok()
+        .and_then(|text| {
+            text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
+        })
+        .unwrap_or(0)
+}
+
+impl Tree {
+    /// The trees of the edge that `tag` names; makes their directories and turns controllers on.
+    ///
+    /// # Errors
+    /// The kernel's, with the path.
+    pub fn set_up(tag: &str) -> io::Result<Self> {
+        let tree = Self { hierarchies: Hierarchies::find()?, parent: format!("dsec-{tag}") };
+        for root in tree.roots() {
+            make(&root)?;
+        }
+        if let Hierarchies::V2(root) = &tree.hierarchies {
+            write(&root.join("cgroup.subtree_control"), "+memory +cpu +pids")?;
+            write(&root.join(&tree.parent).join("cgroup.subtree_control"), "+memory +cpu +pids")?;
+        }
+        Ok(tree)
+    }
+
+    fn roots(&self) -> Vec<PathBuf> {
+        match &self.hierarchies {
+            Hierarchies::V2(root) => vec![root.join(&self.parent)],
+            Hierarchies::V1 { memory, cpu, pids, unified } => {
+                [memory, cpu, pids].into_iter().chain(unified).map(|h| h.join(&self.parent)).collect()
+            }
+        }
+    }
+
+    /// The groups of a sandbox, whether they are there or not.
+    pub fn group(&self, name: &str) -> Group {
+        let at = |hierarchy: &Path| hierarchy.join(&self.parent).join(name);
+        match &self.hierarchies {
+            Hierarchies::V2(root) => {
+                let (whole, users) = (at(root), at(root).join("u"));
+                Group {
+                    memory: users.clone(),
+                    cpu: users.clone(),
+                    pids: users.clone(),
+                    agent: Some(whole.join("k")),
+                    runs: Some(users),
+                    whole: Some(whole),
+                    v2: true,
+                }
+            }
+            Hierarchies::V1 { memory, cpu, pids, unified } => {
+                let whole = unified.as_deref().map(at);
+                Group {
+                    memory: at(memory),
+                    cpu: at(cpu),
+                    pids: at(pids),
+                    agent: whole.clone(),
+                    runs: whole.clone(),
+                    whole,
+                    v2: false,
+                }
+            }
+        }
+    }
+
+    /// Names of all sandboxes that have a group in any hierarchy.
+    pub fn names(&self) -> Vec<String> {
+        let mut names: Vec<String> = self
+            .roots()
+            .iter()
+            .filter_map(|root| fs::read_dir(root).ok())
+            .flat_map(|entries| entries.flatten())
+            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect();
+        names.sort();
+        names.dedup();
+        names
+    }
+
+    /// Removes this edge's directories; every group must be gone.
+    ///
+    /// # Errors
+    /// `EBUSY` with the path of one that is left.
+    pub fn remove(&self) -> io::Result<()> {
+        for root in self.roots() {
+            remove_dir(&root)?;
+        }
+        Ok(())
+    }
+}
+
+fn remove_dir(path: &Path) -> io::Result<()> {
+    match fs::remove_dir(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => {
+            Err(io::Error::new(e.kind(), format!("remove {}: {e}", path.display())))
+        }
+        _ => Ok(()),
+    }
+}
+
+impl Group {
+    /// Makes the groups with their limits.
+    ///
+    /// # Errors
+    /// The kernel's, with the path and value.
+    pub fn create(&self, limits: &GroupLimits) -> io::Result<()> {
+        if self.v2 { self.create_v2(limits) } else { self.create_v1(limits) }
+    }
+
+    fn create_v2(&self, limits: &GroupLimits) -> io::Result<()> {
+        if let (Some(whole), Some(agent)) = (&self.whole, &self.agent) {
+            make(whole)?;
+            write(&whole.join("cgroup.subtree_control"), "+memory +cpu +pids")?;
+            make(agent)?;
+        }
+        make(&self.memory)?;
+        write(&self.memory.join("memory.max"), &limits.memory_bytes.to_string())?;
+        // A kernel without swap accounting has no such file, and gives no swap in addition.
+        let swap = self.memory.join("memory.swap.max");
+        if swap.exists() {
+            write(&swap, "0")?;
+        }
+        write(&self.cpu.join("cpu.max"), &format!("{} 100000", limits.cpu_millis * 100))?;
+        write(&self.cpu.join("cpu.weight"), &limits.cpu_weight.to_string())?;
+        write(&self.pids.join("pids.max"), &limits.pids.to_string())
+    }
+
+    fn create_v1(&self, limits: &GroupLimits) -> io::Result<()> {
+        make(&self.memory)?;
+        let bytes = limits.memory_bytes.to_string();
+        write(&self.memory.join("memory.limit_in_bytes"), &bytes)?;
+        let with_swap = self.memory.join("memory.memsw.limit_in_bytes");
+        if with_swap.exists() {
+            write(&with_swap, &bytes)?;
+        }
+        make(&self.cpu)?;
+        write(&self.cpu.join("cpu.cfs_quota_us"), &(limits.cpu_millis * 100).to_string())?;
+        // Version 1 counts 1024 where version 2 counts 100.
+        write(&self.cpu.join("cpu.shares"), &(limits.cpu_weight * 1024 / 100).max(2).to_string())?;
+        make(&self.pids)?;
+        write(&self.pids.join("pids.max"), &limits.pids.to_string())?;
+        match &self.whole {
+            Some(whole) => make(whole),
+            None => Ok(()),
+        }
+    }
+
+    /// The directory the agent is started into, version 2.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn agent_dir(&self) -> io::Result<Option<OwnedFd>> {
+        self.agent.as_deref().map(open_dir).transpose()
+    }
+
+    /// Lets the agent start processes in this sandbox's groups.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn delegate(&self, keeper: u32) -> io::Result<()> {
+        match &self.whole {
+            Some(whole) => give(&whole.join("cgroup.procs"), keeper),
+            None => Ok(()),
+        }
+    }
+
+    /// Version 1 `tasks` files, open for writing: a process that writes `0` there moves itself. Writing the
+    /// thread's own id to `tasks` avoids the grace period that `cgroup.procs` waits for (11 ms after idle).
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn task_files(&self) -> io::Result<Vec<OwnedFd>> {
+        if self.v2 {
+            return Ok(Vec::new());
+        }
+        [&self.memory, &self.cpu, &self.pids]
+            .into_iter()
+            .map(|dir| Ok(OpenOptions::new().write(true).open(dir.join("tasks"))?.into()))
+            .collect()
+    }
+
+    /// Makes (or finds) the group of one exec, which the agent may start processes in: the directory and its
+    /// `cgroup.kill`. `None` without version 2.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn create_run(&self, number: u32, keeper: u32) -> io::Result<Option<(OwnedFd, OwnedFd)>> {
+        let Some(path) = self.run_path(number) else { return Ok(None) };
+        make(&path)?;
+        give(&path.join("cgroup.procs"), keeper)?;
+        let kill = OpenOptions::new().write(true).open(path.join("cgroup.kill"))?;
+        Ok(Some((open_dir(&path)?, kill.into())))
+    }
+
+    fn run_path(&self, number: u32) -> Option<PathBuf> {
+        self.runs.as_ref().map(|runs| runs.join(format!("run-{number}")))
+    }
+
+    /// Host process ids in an exec's group.
+    pub fn run_pids(&self, number: u32) -> Vec<i32> {
+        let Some(path) = self.run_path(number) else { return Vec::new() };
+        let text = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
+        text.lines().filter_map(|line| line.parse().ok()).collect()
+    }
+
+    /// Numbers of the exec groups that are there.
+    pub fn run_numbers(&self) -> Vec<u32> {
+        let Some(entries) = self.runs.as_ref().and_then(|runs| fs::read_dir(runs).ok()) else {
+            return Vec::new();
+        };
+        entries.flatten().filter_map(|e| e.file_name().to_str()?.strip_prefix("run-")?.parse().ok()).collect()
+    }
+
+    /// SIGKILL to all in the sandbox, the agent too, where version 2 can.
+    pub fn kill(&self) {
+        if let Some(whole) = &self.whole {
+            // A kernel before 5.14 has no such file; there the end of pid 1 is what ends the others.
+            let _no_such_file = write(&whole.join("cgroup.kill"), "1");
+        }
+    }
+
+    /// Removes all of it. Every process must have ended.
+    ///
+    /// # Errors
+    /// `EBUSY` with the path that still has a process.
+    pub fn remove(&self) -> io::Result<()> {
+        for number in self.run_numbers() {
+            if let Some(path) = self.run_path(number) {
+                remove_dir(&path)?;
+            }
+        }
+        let mut first_error = Ok(());
+        let all = [&self.runs, &self.agent, &self.whole].into_iter().flatten();
+        for path in all.chain([&self.memory, &self.cpu, &self.pids]) {
+            if let Err(error) = remove_dir(path) {
+                first_error = first_error.and(Err(error));
+            }
+        }
+        first_error
+    }
+
+    /// True when no directory of it is left.
+    pub fn is_gone(&self) -> bool {
+        let all = [&self.runs, &self.agent, &self.whole].into_iter().flatten();
+        !all.chain([&self.memory, &self.cpu, &self.pids]).any(|path| path.exists())
+    }
+
+    /// CPU time so far, of the agent too. 0 without version 2 (whose `cpu.stat` needs no controller).
+    pub fn cpu_time(&self) -> Duration {
+        let usec = self.whole.as_ref().map_or(0, |whole| field(&whole.join("cpu.stat"), "usage_usec"));
+        Duration::from_micros(usec)
+    }
+
+    /// Memory now and at most so far, bytes.
+    pub fn memory(&self) -> (u64, u64) {
+        let (now, peak) = if self.v2 {
+            ("memory.current", "memory.peak")
+        } else {
+            ("memory.usage_in_bytes", "memory.max_usage_in_bytes")
+        };
+        (number(&self.memory.join(now)), number(&self.memory.join(peak)))
+    }
+
+    /// Processes and threads now.
+    pub fn pids(&self) -> u64 {
+        number(&self.pids.join("pids.current"))
+    }
+
+    /// Kills so far because memory was full.
+    pub fn oom_kills(&self) -> u64 {
+        let file = if self.v2 { "memory.events" } else { "memory.oom_control" };
+        field(&self.memory.join(file), "oom_kill")
+    }
+}
+
+fn open_dir(path: &Path) -> io::Result<OwnedFd> {
+    Ok(open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+        .or_else(|_| open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()))?)
+}
+
+fn give(path: &Path, uid: u32) -> io::Result<()> {
+    let file = File::open(path)?;
+    Ok(rustix::fs::fchown(file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(uid)))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hybrid_host_is_told_from_a_pure_one() {
+        let hybrid = "cgroup /s/memory cgroup rw,memory 0 0\ncgroup /s/cpu cgroup rw,cpu,cpuacct 0 0\n\
+                      cgroup /s/pids cgroup rw,pids 0 0\ncgroup2 /s/unified cgroup2 rw 0 0\n";
+        let Hierarchies::V1 { cpu, unified, .. } = Hierarchies::from_mounts(hybrid).unwrap() else {
+            panic!("taken for version 2 alone")
+        };
+        assert_eq!((cpu, unified), ("/s/cpu".into(), Some("/s/unified".into())));
+        let pure = Hierarchies::from_mounts("cgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate 0 0\n").unwrap();
+        assert_eq!(pure, Hierarchies::V2("/sys/fs/cgroup".into()));
+        let error = Hierarchies::from_mounts("cgroup /s/cpu cgroup rw,cpu 0 0\n").unwrap_err();
+        assert!(error.to_string().contains("memory, pids"), "{error}");
+    }
+
+    #[test]
+    fn limits_are_in_the_kernel_and_nothing_is_left() {
+        let tree = Tree::set_up(&format!("systest{}", std::process::id())).unwrap();
+        let group = tree.group("one");
+        let limits = GroupLimits { memory_bytes: 64 << 20, cpu_millis: 500, cpu_weight: 100, pids: 33 };
+        group.create(&limits).unwrap();
+        assert_eq!(number(&group.pids.join("pids.max")), 33);
+        assert_eq!(tree.names(), ["one"]);
+        if group.create_run(3, 12345).unwrap().is_some() {
+            assert_eq!(group.run_numbers(), [3]);
+        }
+        assert!(tree.remove().is_err(), "a tree with a group was removed");
+        group.remove().unwrap();
+        assert!(group.is_gone());
+        tree.remove().unwrap();
+        assert!(tree.roots().iter().all(|root| !root.exists()));
+    }
+}
