@@ -195,7 +195,8 @@ impl ImageStore {
             Err(StoreError::BadRecord { .. }) => None,
             Err(e) => return Err(e),
         };
-        let is_new = !blob.exists();
+        // One of another length is none that this store wrote; the new one takes its place.
+        let is_new = fs::metadata(&blob).map_or(true, |found| found.len() != record.size_bytes);
         if is_new {
             fs::rename(image, &blob).map_err(|e| StoreError::io("publish", &blob, e))?;
             sync_dir(&self.blobs())?;

@@ -397,6 +397,25 @@ fn a_bomb_is_stopped_before_it_costs_anything() {
 }
 
 #[test]
+fn a_bad_archive_in_a_bomb_is_not_decompressed_to_its_end_for_its_digest() {
+    let bad = Archive::new().file("../x", b"").cut();
+    let zeros = compressed("zstd", &vec![0; 64 << 20]);
+    let layer = [compressed("zstd", &bad), zeros.repeat(200)].concat();
+    // `docker save`, whose digests are of what is unpacked.
+    let store = Store::new();
+    let source = store.file(&tar(&docker_files(&[layer])));
+    let limits = dsec_image::ImportLimits { max_bytes: 50 << 20, ..Default::default() };
+    let started = std::time::Instant::now();
+    let error = store.store.import(&support::name("bomb"), &source, &limits, &mut |_| {}).unwrap_err();
+    assert!(started.elapsed().as_secs() < 2, "{:?}", started.elapsed());
+    assert!(
+        matches!(&error, ImportError::Entry { problem: EntryProblem::ParentTraversal, .. }),
+        "{}",
+        chain(&error)
+    );
+}
+
+#[test]
 fn a_cut_compressed_archive_is_an_error_wherever_it_is_cut() {
     let noise: Vec<u8> = (0..20_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let plain = Archive::new().file("a", &noise).file("b", &noise[..777]).symlink("l", "a").finish();

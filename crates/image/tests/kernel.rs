@@ -245,6 +245,72 @@ fn very_deep_trees_are_written_and_walked() {
 }
 
 #[test]
+fn every_length_fits_its_place() {
+    // Symlinks, attributes and directories of all lengths, so that each boundary between inline
+    // and not is met at many offsets.
+    let mut archive = Archive::new();
+    let mut expected = Vec::new();
+    for number in 0..3000usize {
+        let target = "t".repeat(1 + number * 37 % 4095);
+        let value = "v".repeat(number * 53 % 4500);
+        let name = format!("links/{number}");
+        archive = archive
+            .pax(&[("linkpath", target.as_bytes()), ("SCHILY.xattr.trusted.a", value.as_bytes())])
+            .symlink(&name, "");
+        expected.push((name, target, value));
+    }
+    for number in 0..400usize {
+        for entry in 0..number % 70 {
+            archive = archive
+                .symlink(&format!("dirs/{number}/{entry}-{}", "n".repeat((number * 7 + entry) % 85)), "x");
+        }
+        archive = archive.dir(&format!("dirs/{number}"));
+    }
+    let store = Store::new();
+    let (_, mount) = store.mounted(&archive.finish());
+    let found = facts(mount.path());
+    for (name, target, value) in expected {
+        let facts = &found[format!("./{name}").as_bytes()];
+        assert!(facts.target == target.as_bytes(), "{name}");
+        assert!(facts.xattrs[b"trusted.a".as_slice()] == value.as_bytes(), "{name}");
+    }
+    for number in 0..400usize {
+        for entry in 0..number % 70 {
+            let name = format!("./dirs/{number}/{entry}-{}", "n".repeat((number * 7 + entry) % 85));
+            assert!(found.contains_key(name.as_bytes()), "{name}");
+        }
+    }
+    assert_eq!(
+        found.keys().filter(|name| name.starts_with(b"./dirs/")).count(),
+        400 + (0..400).map(|n| n % 70).sum::<usize>()
+    );
+}
+
+#[test]
+fn a_blob_is_mounted_straight_from_its_file() {
+    use rustix::mount::{
+        FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen,
+    };
+    let store = Store::new();
+    let record = store.import(&store.file(&Archive::new().file("a", b"straight").finish())).unwrap();
+    let blob = store.store.blob_path(&record.digest);
+    let context = fsopen("erofs", FsOpenFlags::FSOPEN_CLOEXEC).unwrap();
+    fsconfig_set_string(&context, "source", &blob).unwrap();
+    fsconfig_create(&context).unwrap();
+    // Never attached, so it goes with its descriptor.
+    let mount = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::MOUNT_ATTR_RDONLY).unwrap();
+    let file =
+        rustix::fs::openat(&mount, "a", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty()).unwrap();
+    let mut content = [0; 16];
+    let len = rustix::io::read(&file, &mut content).unwrap();
+    assert_eq!(&content[..len], b"straight");
+    // Whoever has it mounted keeps it after its last name is gone.
+    assert!(store.store.remove(&support::name("test:1")).unwrap().blob_deleted);
+    let again = rustix::fs::openat(&mount, "a", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty());
+    assert!(again.is_ok());
+}
+
+#[test]
 fn an_image_is_a_lower_directory_of_overlayfs() {
     let store = Store::new();
     let (_, lower) = store.mounted(&Archive::new().dir("d").file("d/a", b"lower").finish());

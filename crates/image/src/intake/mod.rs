@@ -159,10 +159,11 @@ fn apply_layer(
         ),
     };
     if let (true, Some(wanted)) = (damaged, digest) {
-        let found = stream.inner.finish().map_err(|e| entry_error(rest(e)))?.unwrap_or_default();
-        if found != wanted {
-            let blob = format!("sha256:{wanted}");
-            return Err(ImportError::DigestMismatch { blob, found: format!("sha256:{found}") });
+        let found = stream.inner.finish(budget).map_err(|e| entry_error(rest(e)))?;
+        // An archive that failed and is too large to hash fails as what it failed as.
+        if found.as_ref().map_or(applied.is_ok(), |found| *found != wanted) {
+            let found = format!("sha256:{}", found.unwrap_or_default());
+            return Err(ImportError::DigestMismatch { blob: format!("sha256:{wanted}"), found });
         }
     }
     applied.map_err(entry_error)

@@ -173,13 +173,15 @@ impl Unpacked {
     }
 
     /// Passes over what is left, without decompressing it where only the stored bytes count, and
-    /// gives the digest.
-    pub(crate) fn finish(mut self) -> io::Result<Option<String>> {
+    /// gives the digest; none if none was asked for, or if more than `budget` would have to be
+    /// decompressed for it.
+    pub(crate) fn finish(mut self, budget: &Budget) -> io::Result<Option<String>> {
         self.stop.store(true, Ordering::Relaxed);
         let mut failure = None;
         while self.digest.is_none() {
             match self.messages.recv() {
-                Ok(Message::Piece(_)) => {}
+                Ok(Message::Piece(piece)) if budget.take(piece.len() as u64) => {}
+                Ok(Message::Piece(_)) => return Ok(None),
                 Ok(Message::Failed(e)) => failure = Some(e),
                 Ok(Message::End(digest)) => self.digest = Some(digest),
                 Err(_) => return Err(failure.unwrap_or_else(worker_gone)),

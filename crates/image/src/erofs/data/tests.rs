@@ -93,6 +93,13 @@ fn compacting_drops_what_the_tree_does_not_use_and_nothing_else() {
         tree.insert(root, name.as_bytes(), 0, Attributes::default(), Content::File(data));
         expected.insert(name, content);
     }
+    let mut holes = vec![0; 500_000];
+    holes[300_000..300_010].fill(9);
+    let segments = [Segment { offset: 300_000, len: 10 }];
+    let data =
+        area.append_sparse(&mut [9; 10].as_slice(), 500_000, &segments, u64::MAX, &mut |_| {}).unwrap();
+    tree.insert(root, b"holes", 0, Attributes::default(), Content::File(data));
+    expected.insert("holes".to_owned(), holes);
     let before = area.position();
     for number in (0..50).filter(|number| number % 3 != 0) {
         let name = format!("{number:02}");

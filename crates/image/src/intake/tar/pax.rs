@@ -31,8 +31,8 @@ impl Extended {
     /// Reads the records of one entry's header.
     pub(crate) fn parse_pax(&mut self, payload: &[u8]) -> Result<(), EntryProblem> {
         for_each_record(payload, |key, value| match key {
-            b"path" => path(value).map(|value| self.path = Some(value)),
-            b"linkpath" => path(value).map(|value| self.link = Some(value)),
+            b"path" => path(value).map(|value| self.path = value),
+            b"linkpath" => path(value).map(|value| self.link = value),
             b"size" => decimal(value).map(|value| self.size = Some(value)),
             _ => {
                 if let Some(name) = key.strip_prefix(XATTR_PREFIX) {
@@ -83,8 +83,12 @@ impl Extended {
     }
 }
 
-fn path(value: &[u8]) -> Result<Vec<u8>, EntryProblem> {
-    if value.contains(&0) { Err(EntryProblem::NulByte) } else { Ok(value.to_vec()) }
+/// A path; an empty one takes back what an earlier record said.
+fn path(value: &[u8]) -> Result<Option<Vec<u8>>, EntryProblem> {
+    if value.contains(&0) {
+        return Err(EntryProblem::NulByte);
+    }
+    Ok((!value.is_empty()).then(|| value.to_vec()))
 }
 
 /// Calls `each` with the records `<length> <key>=<value>\n`.
