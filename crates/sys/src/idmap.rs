@@ -25,7 +25,7 @@ pub const FIRST_KEEPER: u32 = 0x0f00_0000;
 pub const RANGES: u32 = 32_768;
 
 const _: () = assert!(FIRST_KEEPER + RANGES <= FIRST_BASE);
-const _: () = assert!(FIRST_BASE as u64 + RANGES as u64 * IDS as u64 < u32::MAX as u64);
+const _: () = assert!(FIRST_BASE as u64 + (RANGES as u64 * IDS as u64) < u32::MAX as u64);
 
 /// The host ids of one sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -143,7 +143,7 @@ fn file_of(state: &Path) -> PathBuf {
 }
 
 fn is_btrfs(path: &Path) -> bool {
-    File::open(path).is_ok_and(|dir| fstatfs(&dir).is_ok_and(|s| s.f_type as i64 == BTRFS_MAGIC))
+    File::open(path).is_ok_and(|dir| fstatfs(&dir).is_ok_and(|s| s.f_type == BTRFS_MAGIC))
 }
 
 fn mount_file_system(state: &Path, mount_point: &Path) -> Result<(), BackendError> {
