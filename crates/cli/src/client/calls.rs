@@ -1,0 +1,253 @@
+//! One method for each request of the API that a command makes.
+
+use std::time::Duration;
+
+use dsec_model::{ExecId, SandboxId};
+use dsec_proto::rest::{
+    CreateSandboxRequest, Exec, ExecRequest, FileInfo, Image, ImageList, NodeStatus, PtySize, Sandbox,
+    SandboxList, Session, SessionRequest, SignalRequest, StopRequest,
+};
+use reqwest::{Method, Response, header};
+use serde::Deserialize;
+
+use super::{Client, ClientError};
+use crate::parse::segment;
+
+/// Entries of one page of a list: the most the API gives.
+const PAGE: &str = "1000";
+/// Room for the way there and back on top of a wait on the server.
+const WAIT_MARGIN: Duration = Duration::from_secs(30);
+
+/// Which sandboxes a list is of.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ListQuery {
+    /// Any of these states. Empty: every state.
+    pub(crate) states: Vec<String>,
+    /// Of this task.
+    pub(crate) task: Option<String>,
+    /// With all of these labels.
+    pub(crate) labels: Vec<(String, String)>,
+    /// With what they use.
+    pub(crate) usage: bool,
+}
+
+/// The nodes of a platform.
+#[derive(Debug, Deserialize)]
+struct NodeList {
+    nodes: Vec<NodeStatus>,
+}
+
+impl Client {
+    /// Whether the platform answers: its word for it, or why not.
+    pub(crate) async fn health(&self) -> Result<(), ClientError> {
+        self.send(self.bare_request("/healthz")).await.map(drop)
+    }
+
+    /// The nodes.
+    pub(crate) async fn nodes(&self) -> Result<Vec<NodeStatus>, ClientError> {
+        self.json::<NodeList>(self.request(Method::GET, "/nodes")).await.map(|list| list.nodes)
+    }
+
+    /// Makes a sandbox.
+    pub(crate) async fn create(&self, request: &CreateSandboxRequest) -> Result<Sandbox, ClientError> {
+        self.json(self.request(Method::POST, "/sandboxes").json(request)).await
+    }
+
+    /// One sandbox with its usage.
+    pub(crate) async fn sandbox(&self, id: &SandboxId) -> Result<Sandbox, ClientError> {
+        self.json(self.request(Method::GET, &format!("/sandboxes/{id}"))).await
+    }
+
+    /// All sandboxes that match, page after page, newest first.
+    pub(crate) async fn sandboxes(&self, query: &ListQuery) -> Result<Vec<Sandbox>, ClientError> {
+        let mut all = Vec::new();
+        let mut cursor: Option<String> = None;
+        loop {
+            let mut pairs = vec![("limit", PAGE.to_owned())];
+            pairs.extend(query.states.iter().map(|state| ("state", state.clone())));
+            pairs.extend(query.task.iter().map(|task| ("task_id", task.clone())));
+            pairs.extend(query.labels.iter().map(|(k, v)| ("label", format!("{k}={v}"))));
+            if query.usage {
+                pairs.push(("usage", "true".to_owned()));
+            }
+            pairs.extend(cursor.take().map(|cursor| ("cursor", cursor)));
+            let page: SandboxList = self.json(self.request(Method::GET, "/sandboxes").query(&pairs)).await?;
+            all.extend(page.sandboxes);
+            match page.next_cursor {
+                Some(next) => cursor = Some(next),
+                None => return Ok(all),
+            }
+        }
+    }
+
+    /// Ends a sandbox and waits until nothing is left of it.
+    pub(crate) async fn stop(&self, id: &SandboxId, grace_ms: u64) -> Result<Sandbox, ClientError> {
+        let request =
+            self.request(Method::POST, &format!("/sandboxes/{id}/stop")).json(&StopRequest { grace_ms });
+        self.json_within(request, self.answer_timeout() + Duration::from_millis(grace_ms)).await
+    }
+
+    /// What happened to a sandbox, one JSON object a line.
+    pub(crate) async fn logs(&self, id: &SandboxId) -> Result<Response, ClientError> {
+        self.send(self.request(Method::GET, &format!("/sandboxes/{id}/logs"))).await
+    }
+
+    /// Starts a command; with `wait`, answers at its end, however long that takes.
+    pub(crate) async fn exec(&self, id: &SandboxId, request: &ExecRequest) -> Result<Exec, ClientError> {
+        let http = self.request(Method::POST, &format!("/sandboxes/{id}/execs")).json(request);
+        let command =
+            request.timeout_ms.filter(|_| request.wait).map_or(Duration::ZERO, Duration::from_millis);
+        self.json_within(http, self.answer_timeout() + command).await
+    }
+
+    /// Waits up to `wait` for a command's end, then answers as it stands, with up to `inline` bytes
+    /// of each output.
+    pub(crate) async fn exec_wait(
+        &self,
+        id: &SandboxId,
+        exec: &ExecId,
+        wait: Duration,
+        inline: u64,
+    ) -> Result<Exec, ClientError> {
+        let query = [("wait_ms", wait.as_millis().to_string()), ("inline_limit_bytes", inline.to_string())];
+        let request = self.request(Method::GET, &format!("/sandboxes/{id}/execs/{exec}")).query(&query);
+        self.json_within(request, wait + WAIT_MARGIN).await
+    }
+
+    /// A command's standard output as it comes, until the command ends.
+    pub(crate) async fn stdout(&self, id: &SandboxId, exec: &ExecId) -> Result<Response, ClientError> {
+        let path = format!("/sandboxes/{id}/execs/{exec}/stdout?follow=true");
+        self.send(self.request(Method::GET, &path)).await
+    }
+
+    /// Sends a signal to a command.
+    pub(crate) async fn signal(
+        &self,
+        id: &SandboxId,
+        exec: &ExecId,
+        signal: &str,
+        tree: bool,
+    ) -> Result<Exec, ClientError> {
+        let request = self
+            .request(Method::POST, &format!("/sandboxes/{id}/execs/{exec}/signal"))
+            .json(&SignalRequest { signal: signal.to_owned(), tree });
+        self.json(request).await
+    }
+
+    /// Tells a command its terminal's new size.
+    pub(crate) async fn resize(
+        &self,
+        id: &SandboxId,
+        exec: &ExecId,
+        size: PtySize,
+    ) -> Result<(), ClientError> {
+        let path = format!("/sandboxes/{id}/execs/{exec}/resize");
+        self.done(self.request(Method::POST, &path).json(&size)).await
+    }
+
+    /// Makes a session or finds it.
+    pub(crate) async fn session(
+        &self,
+        id: &SandboxId,
+        request: &SessionRequest,
+    ) -> Result<Session, ClientError> {
+        self.json(self.request(Method::POST, &format!("/sandboxes/{id}/sessions")).json(request)).await
+    }
+
+    /// Facts of a file in a sandbox.
+    pub(crate) async fn stat(
+        &self,
+        id: &SandboxId,
+        path: &str,
+        user: Option<&str>,
+    ) -> Result<FileInfo, ClientError> {
+        let request = self.request(Method::GET, &format!("/sandboxes/{id}/files/stat"));
+        self.json(request.query(&file_query(path, user))).await
+    }
+
+    /// A file's bytes, or a directory's content as a tar.
+    pub(crate) async fn read(
+        &self,
+        id: &SandboxId,
+        what: Transfer,
+        path: &str,
+        user: Option<&str>,
+    ) -> Result<Response, ClientError> {
+        let request = self.request(Method::GET, &format!("/sandboxes/{id}/{}", what.path()));
+        self.send(request.query(&file_query(path, user))).await
+    }
+
+    /// Writes a file, or unpacks a tar into a directory. `length` is sent where it is known.
+    pub(crate) async fn write(
+        &self,
+        id: &SandboxId,
+        what: Transfer,
+        query: &[(&str, String)],
+        body: reqwest::Body,
+        length: Option<u64>,
+    ) -> Result<Response, ClientError> {
+        let mut request =
+            self.request(Method::PUT, &format!("/sandboxes/{id}/{}", what.path())).query(query).body(body);
+        if let Some(length) = length {
+            request = request.header(header::CONTENT_LENGTH, length);
+        }
+        self.send(request).await
+    }
+
+    /// The images.
+    pub(crate) async fn images(&self) -> Result<Vec<Image>, ClientError> {
+        self.json::<ImageList>(self.request(Method::GET, "/images")).await.map(|list| list.images)
+    }
+
+    /// One image.
+    pub(crate) async fn image(&self, name: &str) -> Result<Image, ClientError> {
+        self.json(self.request(Method::GET, &format!("/images/{}", segment(name)))).await
+    }
+
+    /// Takes an image in; the answer's body is one `ImportEvent` a line.
+    pub(crate) async fn import(
+        &self,
+        name: &str,
+        source: &str,
+        body: reqwest::Body,
+        length: Option<u64>,
+    ) -> Result<Response, ClientError> {
+        let mut request = self
+            .request(Method::PUT, &format!("/images/{}", segment(name)))
+            .query(&[("source", source)])
+            .body(body);
+        if let Some(length) = length {
+            request = request.header(header::CONTENT_LENGTH, length);
+        }
+        self.send(request).await
+    }
+
+    /// Removes an image.
+    pub(crate) async fn remove_image(&self, name: &str) -> Result<(), ClientError> {
+        self.done(self.request(Method::DELETE, &format!("/images/{}", segment(name)))).await
+    }
+}
+
+/// Which of the two ways bytes go in or out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Transfer {
+    /// One file, as its bytes.
+    File,
+    /// A directory, as a tar.
+    Archive,
+}
+
+impl Transfer {
+    fn path(self) -> &'static str {
+        match self {
+            Self::File => "files",
+            Self::Archive => "archive",
+        }
+    }
+}
+
+fn file_query<'a>(path: &'a str, user: Option<&'a str>) -> Vec<(&'static str, &'a str)> {
+    let mut query = vec![("path", path)];
+    query.extend(user.map(|user| ("user", user)));
+    query
+}

@@ -1,0 +1,233 @@
+//! `dsec image`: what sandboxes start from.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use dsec_proto::rest::{Image, ImportEvent};
+use indicatif::ProgressBar;
+
+use super::archive::{Owner, body, pieces_of, tar_of};
+use super::{Context, progress};
+use crate::client::JsonLines;
+use crate::failure::{Failure, Outcome};
+use crate::render;
+
+const IMPORT_EXAMPLES: &str = "\
+Examples:
+  docker save debian:12 | dsec image import debian -
+  dsec image import debian ./debian-rootfs.tar.zst
+  dsec image import debian ./oci-layout/        a directory: an OCI layout, or a root file system
+  skopeo copy docker://debian:12 oci:layout && dsec image import debian ./layout";
+
+/// `dsec image ...`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ImageCommand {
+    /// Take an image in
+    #[command(after_help = IMPORT_EXAMPLES)]
+    Import(ImportArgs),
+    /// List the images
+    #[command(after_help = "Examples:\n  dsec image ls\n  dsec image ls --json | jq -r '.[].name'")]
+    Ls,
+    /// Remove images
+    #[command(after_help = "Examples:\n  dsec image rm debian\n  dsec image rm old-1 old-2")]
+    Rm {
+        /// Their names
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+    /// Show all that is known of an image, as JSON
+    #[command(
+        after_help = "Examples:\n  dsec image inspect debian\n  dsec image inspect debian | jq .digest"
+    )]
+    Inspect {
+        /// Its name
+        name: String,
+    },
+}
+
+/// `dsec image import`.
+#[derive(Debug, Args)]
+pub(crate) struct ImportArgs {
+    /// Name to give it
+    name: String,
+    /// A rootfs tar, an OCI layout (a tar or a directory), a docker save archive, or - for standard input
+    source: PathBuf,
+    /// No progress, no summary
+    #[arg(long, short = 'q')]
+    quiet: bool,
+}
+
+/// Runs one of the commands.
+pub(crate) async fn image(context: &Context, command: ImageCommand) -> Outcome {
+    match command {
+        ImageCommand::Import(args) => import(context, &args).await,
+        ImageCommand::Ls => list(context).await,
+        ImageCommand::Rm { names } => remove(context, &names).await,
+        ImageCommand::Inspect { name } => {
+            render::json(&context.client.image(&name).await?)?;
+            Ok(0)
+        }
+    }
+}
+
+async fn list(context: &Context) -> Outcome {
+    let images = context.client.images().await?;
+    if context.global.json {
+        render::json(&images)?;
+        return Ok(0);
+    }
+    let now = render::now_ms();
+    let row = |image: &Image| {
+        vec![
+            image.name.clone(),
+            short_digest(&image.digest),
+            image.architecture.clone(),
+            render::bytes(image.size_bytes),
+            image.files.to_string(),
+            format!("{} ago", render::age(image.created_ms, now)),
+            image.used_by.len().to_string(),
+        ]
+    };
+    let heading = ["NAME", "DIGEST", "ARCH", "SIZE", "FILES", "IMPORTED", "USED BY"];
+    render::table(&heading, images.iter().map(row).collect())?;
+    Ok(0)
+}
+
+fn short_digest(digest: &str) -> String {
+    digest.rsplit(':').next().unwrap_or_default().chars().take(12).collect()
+}
+
+async fn remove(context: &Context, names: &[String]) -> Outcome {
+    let mut code = 0;
+    let mut removed = Vec::new();
+    for name in names {
+        match context.client.remove_image(name).await {
+            Ok(()) => removed.push(name),
+            Err(error) => {
+                render::failure(&error.into());
+                code = 1;
+            }
+        }
+    }
+    if context.global.json {
+        render::json(&serde_json::json!({ "removed": removed }))?;
+    } else {
+        removed.iter().try_for_each(|name| render::line(name))?;
+    }
+    Ok(code)
+}
+
+async fn import(context: &Context, args: &ImportArgs) -> Outcome {
+    let quiet = args.quiet || context.global.json;
+    let upload = open(&args.source, quiet)?;
+    let (bar, source) = (upload.bar.clone(), args.source.display().to_string());
+    let source = if source == "-" { "standard input".to_owned() } else { source };
+    let response = context.client.import(&args.name, &source, upload.body, upload.length).await;
+    let response = response.inspect_err(|_| bar.finish_and_clear())?;
+    let image = intake(context, response, &bar, quiet).await?;
+    if context.global.json {
+        render::json(&image)?;
+    } else if !args.quiet {
+        let size = render::bytes(image.size_bytes);
+        let content = render::bytes(image.content_bytes);
+        let digest = short_digest(&image.digest);
+        render::line(&format!("{}: {} files, {content}; {size} on disk, {digest}", image.name, image.files))?;
+    }
+    Ok(0)
+}
+
+async fn intake(
+    context: &Context,
+    response: reqwest::Response,
+    upload: &ProgressBar,
+    quiet: bool,
+) -> Result<Image, Failure> {
+    let mut lines = JsonLines::new(Box::pin(context.client.body(response)));
+    let mut intake: Option<ProgressBar> = None;
+    while let Some(line) = lines.next().await? {
+        let event = serde_json::from_slice::<ImportEvent>(&line);
+        if !matches!(event, Ok(ImportEvent::Progress { .. })) {
+            upload.finish_and_clear();
+            if let Some(bar) = &intake {
+                bar.finish_and_clear();
+            }
+        }
+        match event {
+            Ok(ImportEvent::Progress { files, bytes }) => {
+                // While bytes still go up, the upload's bar says enough.
+                if upload.length().is_none_or(|length| upload.position() >= length) {
+                    upload.finish_and_clear();
+                    let bar = intake.get_or_insert_with(|| progress::spinner("taking in", quiet));
+                    bar.set_message(format!("taking in: {files} files, {}", render::bytes(bytes)));
+                }
+            }
+            Ok(ImportEvent::Done { image }) => return Ok(image),
+            Ok(ImportEvent::Error { error }) => return Err(Failure::new(error.message).hint(error.hint)),
+            // An event of a newer server.
+            Err(_) => {}
+        }
+    }
+    upload.finish_and_clear();
+    Err(Failure::new("the platform broke the import off without a word")
+        .hint("nothing was imported; see its log, and try again"))
+}
+
+struct Upload {
+    body: reqwest::Body,
+    length: Option<u64>,
+    bar: ProgressBar,
+}
+
+fn open(source: &Path, quiet: bool) -> Result<Upload, Failure> {
+    let name = source.display().to_string();
+    let failed = |error| Failure::io(format!("cannot read {name}"), &error);
+    if source == Path::new("-") {
+        let bar = progress::bytes("uploading", None, quiet);
+        return Ok(Upload { body: body(pieces_of(std::io::stdin()), bar.clone()), length: None, bar });
+    }
+    let meta = std::fs::metadata(source).map_err(failed)?;
+    if meta.is_dir() {
+        let owner = directory_owner(source)?;
+        let bar = progress::bytes("uploading", None, quiet);
+        return Ok(Upload { body: body(tar_of(source.to_owned(), owner), bar.clone()), length: None, bar });
+    }
+    let length = meta.is_file().then_some(meta.len());
+    let file = File::open(source).map_err(failed)?.take(length.unwrap_or(u64::MAX));
+    let bar = progress::bytes("uploading", length, quiet);
+    Ok(Upload { body: body(pieces_of(file), bar.clone()), length, bar })
+}
+
+/// Whose the files in a directory's tar are; refuses a directory that is no image.
+fn directory_owner(dir: &Path) -> Result<Owner, Failure> {
+    if dir.join("oci-layout").exists() {
+        return Ok(Owner::Root);
+    }
+    if ["bin", "usr", "etc"].iter().any(|name| dir.join(name).is_dir()) {
+        return Ok(Owner::Kept);
+    }
+    Err(Failure::new(format!("{} is neither an OCI layout nor a root file system", dir.display()))
+        .hint("an OCI layout has a file `oci-layout`; a root file system has `bin`, `usr` or `etc`"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_is_taken_for_what_it_holds() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(directory_owner(dir.path()).unwrap_err().message.contains("neither"));
+        std::fs::create_dir(dir.path().join("usr")).unwrap();
+        assert_eq!(directory_owner(dir.path()), Ok(Owner::Kept));
+        std::fs::write(dir.path().join("oci-layout"), "{}").unwrap();
+        assert_eq!(directory_owner(dir.path()), Ok(Owner::Root));
+    }
+
+    #[test]
+    fn a_digest_is_shortened_after_its_algorithm() {
+        assert_eq!(short_digest("sha256:0123456789abcdef"), "0123456789ab");
+        assert_eq!(short_digest("xyz"), "xyz");
+    }
+}

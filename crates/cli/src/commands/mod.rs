@@ -1,0 +1,67 @@
+//! One module for each command, and the pieces they share.
+
+pub(crate) mod archive;
+pub(crate) mod completion;
+pub(crate) mod cp;
+pub(crate) mod create;
+pub(crate) mod exec;
+pub(crate) mod image;
+mod input;
+pub(crate) mod logs;
+mod output;
+pub(crate) mod progress;
+pub(crate) mod ps;
+pub(crate) mod run;
+pub(crate) mod shell;
+pub(crate) mod signals;
+pub(crate) mod stats;
+pub(crate) mod status;
+pub(crate) mod stop;
+mod stream;
+
+use crate::cli::{Cli, Command, Global};
+use crate::client::Client;
+use crate::failure::{Failure, Outcome};
+
+/// What every command that talks to the platform is given.
+pub(crate) struct Context {
+    /// The client.
+    pub(crate) client: Client,
+    /// The options of every command.
+    pub(crate) global: Global,
+}
+
+impl Context {
+    fn new(global: &Global) -> Result<Self, Failure> {
+        Ok(Self { client: Client::new(global.target()?, global.timeout)?, global: global.clone() })
+    }
+
+    /// For `run` and `exec`, whose `--timeout` is the command's.
+    fn for_command(global: &Global) -> Result<Self, Failure> {
+        Ok(Self { client: Client::new(global.target()?, None)?, global: global.clone() })
+    }
+}
+
+/// Runs the command that was asked for and answers its exit code.
+pub(crate) async fn dispatch(cli: Cli) -> Outcome {
+    let global = &cli.global;
+    match cli.command {
+        Command::Up(args) => crate::up::up(args, global.json).await,
+        Command::Down(args) => crate::up::down(args, global.json).await,
+        Command::Doctor(args) => crate::up::doctor(args, global.json).await,
+        Command::Completion(args) => completion::completion(&args),
+        Command::Status => status::status(&Context::new(global)?).await,
+        Command::Image(command) => image::image(&Context::new(global)?, command).await,
+        Command::Create(args) => create::create(&Context::new(global)?, args).await,
+        Command::Run(args) => run::run(&Context::for_command(global)?, args).await,
+        Command::Exec(args) => exec::exec(&Context::for_command(global)?, args).await,
+        Command::Shell(args) => shell::shell(&Context::new(global)?, args).await,
+        Command::Cp(args) => cp::cp(&Context::new(global)?, args).await,
+        Command::Ps(args) => ps::ps(&Context::new(global)?, args).await,
+        Command::Stats(args) => stats::stats(&Context::new(global)?, args).await,
+        Command::Logs(args) => logs::logs(&Context::new(global)?, &args).await,
+        Command::Inspect(args) => logs::inspect(&Context::new(global)?, &args).await,
+        Command::Stop(args) => stop::stop(&Context::new(global)?, args).await,
+        Command::Bench(command) => crate::bench::bench(&Context::new(global)?, command).await,
+    }
+}

@@ -1,0 +1,48 @@
+//! `dsec`: the platform from a terminal. It speaks the public API and nothing else, but for `up`,
+//! `down` and `doctor`, which start the node's and the control plane's own programs.
+
+mod bench;
+mod cli;
+mod client;
+mod commands;
+mod config;
+mod failure;
+mod parse;
+mod render;
+mod terminal;
+mod up;
+
+use std::process::exit;
+
+use clap::{CommandFactory, Parser};
+
+use cli::Cli;
+use failure::{EXIT_PIPE, Failure};
+
+fn main() {
+    clap_complete::CompleteEnv::with_factory(Cli::command).complete();
+    let cli = Cli::parse();
+    let failure_code = cli.command.failure_code();
+    let code = match run(cli) {
+        Ok(code) => code,
+        Err(failure) if failure.reader_gone => EXIT_PIPE,
+        Err(failure) => {
+            render::failure(&failure);
+            failure_code
+        }
+    };
+    exit(i32::from(code));
+}
+
+fn run(cli: Cli) -> failure::Outcome {
+    // One thread: this program waits, it does not compute, and a benchmark's client must leave the
+    // cores to what it measures.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::io("cannot start", &error))?;
+    let outcome = runtime.block_on(commands::dispatch(cli));
+    // A read from a terminal that is under way cannot be taken back; do not wait for it.
+    runtime.shutdown_background();
+    outcome
+}

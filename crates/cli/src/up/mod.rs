@@ -1,0 +1,297 @@
+//! `dsec up`, `dsec down`, `dsec doctor`: the platform on this machine, as the same separate
+//! processes that a cluster has.
+
+mod doctor;
+mod down;
+mod identity;
+mod locate;
+mod process;
+mod state;
+mod supervisor;
+
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use dsec_model::NodeId;
+use serde::{Deserialize, Serialize};
+use tokio::io::AsyncReadExt;
+
+pub(crate) use doctor::{DOCTOR_EXAMPLES, DoctorArgs, doctor};
+pub(crate) use down::{DOWN_EXAMPLES, DownArgs, down};
+use identity::{Identity, Lock, Locked, Processes};
+use process::{Logs, Program};
+use state::StateDir;
+use supervisor::{PATIENCE, Programs, Supervisor};
+
+use crate::client::Client;
+use crate::commands::signals::Signals;
+use crate::config::{DEFAULT_LISTEN, Target};
+use crate::failure::{Failure, Outcome};
+use crate::render;
+
+/// Where the platform keeps its state unless told otherwise.
+const DEFAULT_STATE_DIR: &str = "/var/lib/dsec";
+/// Longest wait for the API once both programs have said that they are ready.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+/// Time between two tries of it.
+const ANSWER_PAUSE: Duration = Duration::from_millis(50);
+
+pub(crate) const UP_EXAMPLES: &str = "\
+Examples:
+  sudo dsec up                     in the foreground; Ctrl-C takes it down
+  sudo dsec up --detach            in the background; `dsec down` takes it down
+  sudo dsec up --detach --state-dir /srv/dsec --listen 0.0.0.0:7420
+
+The API key goes to ~/.config/dsec/config.toml (DSEC_CONFIG names another file).";
+
+/// `dsec up`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct UpArgs {
+    /// Directory for images, sandboxes, keys and logs
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_STATE_DIR)]
+    state_dir: PathBuf,
+    /// Address of the API
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = DEFAULT_LISTEN)]
+    listen: SocketAddr,
+    /// Name of this machine in the ids of its sandboxes
+    #[arg(long, value_name = "NAME", default_value = "n1")]
+    node: NodeId,
+    /// Run in the background, and return when the API answers
+    #[arg(long, short = 'd')]
+    detach: bool,
+    /// Be the supervisor in the background: reports to standard output
+    #[arg(long, hide = true)]
+    supervise: bool,
+}
+
+/// The first line of a supervisor in the background.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Report {
+    /// Both programs are ready.
+    Ready,
+    /// It ends.
+    Failed { message: String, hint: String },
+}
+
+/// Starts the platform.
+pub(crate) async fn up(args: UpArgs, json: bool) -> Outcome {
+    if args.supervise {
+        return supervise(&args).await;
+    }
+    need_root("dsec up")?;
+    let state = StateDir::new(&args.state_dir)?;
+    preflight(&args, &state)?;
+    if args.detach { detached(&args, &state, json).await } else { foreground(&args, state, json).await }
+}
+
+/// Refuses who is not root.
+fn need_root(command: &str) -> Result<(), Failure> {
+    if rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    Err(Failure::new(format!("{command} needs root: it makes namespaces, mounts and control groups"))
+        .hint(format!("run it with sudo: `sudo {command}`")))
+}
+
+fn edge_program(exe: PathBuf, state: &StateDir) -> Program {
+    Program { name: "edge", exe, args: vec!["run".into(), "--config".into(), state.edge_config().into()] }
+}
+
+fn programs(state: &StateDir) -> Result<Programs, Failure> {
+    let exe = locate::program(locate::CONTROL)?;
+    let control =
+        Program { name: "control", exe, args: vec!["--config".into(), state.control_config().into()] };
+    Ok(Programs { edge: edge_program(locate::program(locate::EDGE)?, state), control })
+}
+
+/// All that can be seen to be wrong before anything is made or started.
+fn preflight(args: &UpArgs, state: &StateDir) -> Result<(), Failure> {
+    if args.listen.port() == 0 {
+        return Err(Failure::new("--listen has port 0").hint("name a port, so that others can find it"));
+    }
+    programs(state)?;
+    if let Some(Locked::Theirs(holder)) = Lock::take(state, false)? {
+        return Err(already_up(state, holder));
+    }
+    let left = Processes::read(&state.processes()).unwrap_or_default();
+    if left.alive().is_empty() {
+        check_port(args.listen)?;
+    }
+    state.make()?;
+    state.check_room()
+}
+
+fn already_up(state: &StateDir, holder: Option<Identity>) -> Failure {
+    let pid = holder.map_or_else(|| "its pid is not known yet".to_owned(), |id| format!("pid {}", id.pid));
+    Failure::new(format!("dsec is already up on {} ({pid})", state.root().display()))
+        .hint("`dsec down` ends it; another platform beside it needs its own --state-dir and --listen")
+}
+
+fn check_port(listen: SocketAddr) -> Result<(), Failure> {
+    match TcpListener::bind(listen) {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Err(Failure::new(format!(
+            "{listen} is in use by another program"
+        ))
+        .hint(format!("see who: `ss -ltnp sport = :{}`; or choose another with --listen", listen.port()))),
+        Err(error) => Err(Failure::io(format!("cannot listen on {listen}"), &error)),
+    }
+}
+
+/// Takes the lock, ends what a killed supervisor left, writes keys and configurations, starts both.
+async fn begin(
+    args: &UpArgs,
+    state: StateDir,
+    logs: Logs,
+    signals: &mut Signals,
+) -> Result<Supervisor, Failure> {
+    let lock = match Lock::take(&state, true)? {
+        Some(Locked::Ours(lock)) => lock,
+        Some(Locked::Theirs(holder)) => return Err(already_up(&state, holder)),
+        None => return Err(Failure::new(format!("{} is gone", state.root().display()))),
+    };
+    let left = Processes::read(&state.processes()).unwrap_or_default();
+    for (name, process) in left.alive() {
+        supervisor::say(&format!(
+            "{name} (pid {}) is left from a supervisor that was killed; it is started anew, sandboxes live on",
+            process.pid
+        ));
+        process.terminate(PATIENCE).await;
+    }
+    check_port(args.listen)?;
+    state.root_key()?;
+    state.write_configs(&args.node, args.listen)?;
+    let programs = programs(&state)?;
+    Supervisor::start(state, programs, logs, lock, signals).await
+}
+
+async fn foreground(args: &UpArgs, state: StateDir, json: bool) -> Outcome {
+    let mut signals = Signals::new()?;
+    let supervisor = begin(args, state.clone(), Logs::Relay, &mut signals).await?;
+    let shown = show(args, &state, std::process::id(), json).await;
+    if let Err(failure) = &shown {
+        render::failure(failure);
+    }
+    let ended = match shown {
+        Ok(()) => supervisor.run(&mut signals).await,
+        // Nobody can use it: it goes down by the usual way, as if asked at once.
+        Err(_) => {
+            Identity::own().map(|me| me.signal(rustix::process::Signal::TERM));
+            supervisor.run(&mut signals).await
+        }
+    };
+    ended.map(|()| u8::from(shown.is_err()))
+}
+
+/// Waits for the API, writes the config file, and says how to use both.
+async fn show(args: &UpArgs, state: &StateDir, pid: u32, json: bool) -> Result<(), Failure> {
+    let url = state::url_of(args.listen);
+    answers(&url).await?;
+    let config = state::write_user_config(&url, &state.root_key()?)?;
+    let (dir, config) = (state.root().display(), config.display());
+    if json {
+        return render::json_line(&serde_json::json!({
+            "url": url, "config": config.to_string(), "state_dir": dir.to_string(), "pid": pid,
+        }));
+    }
+    let stop = if args.detach {
+        format!("stop it with: dsec down{}", other_state_dir(args))
+    } else {
+        "Ctrl-C takes it down".to_owned()
+    };
+    render::line(&format!("dsec is up at {url} (state in {dir})\nthe key for it is in {config}\n{stop}"))?;
+    render::line("next: dsec image import NAME SOURCE, then dsec run NAME -- CMD")
+}
+
+fn other_state_dir(args: &UpArgs) -> String {
+    if args.state_dir == std::path::Path::new(DEFAULT_STATE_DIR) {
+        return String::new();
+    }
+    format!(" --state-dir {}", args.state_dir.display())
+}
+
+async fn answers(url: &str) -> Result<(), Failure> {
+    let client = Client::new(Target { url: url.to_owned(), api_key: None }, Some(ANSWER_LIMIT))?;
+    let start = Instant::now();
+    loop {
+        match client.health().await {
+            Ok(()) => return Ok(()),
+            Err(error) if start.elapsed() > ANSWER_LIMIT => {
+                return Err(Failure::new(format!("the platform runs and does not answer: {error}"))
+                    .hint("its logs are in the state directory, under log/"));
+            }
+            Err(_) => tokio::time::sleep(ANSWER_PAUSE).await,
+        }
+    }
+}
+
+/// Starts a supervisor in the background and waits for its first line.
+async fn detached(args: &UpArgs, state: &StateDir, json: bool) -> Outcome {
+    let failed = |error: std::io::Error| Failure::io("cannot start the supervisor", &error);
+    let log = state.open_log("up")?;
+    let from = log.metadata().map(|meta| meta.len()).unwrap_or_default();
+    let mut child = tokio::process::Command::new(std::env::current_exe().map_err(failed)?)
+        .args(["up", "--supervise", "--state-dir"])
+        .arg(state.root())
+        .args(["--listen", &args.listen.to_string(), "--node", args.node.as_str()])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(log)
+        .current_dir("/")
+        .spawn()
+        .map_err(failed)?;
+    let pid = child.id().unwrap_or_default();
+    let mut line = Vec::new();
+    if let Some(out) = child.stdout.as_mut() {
+        // It closes its end after the one line, or by dying.
+        out.read_to_end(&mut line).await.map_err(failed)?;
+    }
+    match serde_json::from_slice(&line) {
+        Ok(Report::Ready) => {}
+        Ok(Report::Failed { message, hint }) => return Err(Failure::new(message).hint(hint)),
+        Err(_) => {
+            let last = process::last_lines(&state.log("up"), from).unwrap_or_default().join("\n  ");
+            return Err(Failure::new(format!("the supervisor ended at its start:\n  {last}")));
+        }
+    }
+    show(args, state, pid, json).await.map(|()| 0)
+}
+
+/// The supervisor in the background: in a session of its own, so that no terminal's end reaches it.
+async fn supervise(args: &UpArgs) -> Outcome {
+    let mut signals = Signals::new()?;
+    let begun = async {
+        need_root("dsec up")?;
+        rustix::process::setsid().map_err(|errno| Failure::io("cannot leave the terminal", &errno.into()))?;
+        begin(args, StateDir::new(&args.state_dir)?, Logs::File, &mut signals).await
+    };
+    match begun.await {
+        Ok(supervisor) => {
+            report(&Report::Ready);
+            supervisor::say("up");
+            supervisor.run(&mut signals).await.map(|()| 0)
+        }
+        Err(failure) => {
+            report(&Report::Failed { message: failure.message.clone(), hint: failure.hint.clone() });
+            Err(failure)
+        }
+    }
+}
+
+/// One line to whoever started us, then nothing more: standard output is `/dev/null` from here on.
+fn report(report: &Report) {
+    let mut out = std::io::stdout().lock();
+    if let Ok(text) = serde_json::to_string(report) {
+        // Whoever started us may be gone; the platform runs all the same.
+        let _ = writeln!(out, "{text}");
+        let _ = out.flush();
+    }
+    if let Ok(null) = std::fs::File::options().write(true).open("/dev/null") {
+        let _ = rustix::stdio::dup2_stdout(&null);
+    }
+}
