@@ -1,0 +1,63 @@
+# Everything a fresh Debian 12 machine needs is installed by these targets. Run as root.
+.PHONY: help demo test build lint fmt up down bench bench-docker openapi deps clean
+.DEFAULT_GOAL := help
+
+CARGO ?= cargo
+BIN := target/bin
+STATE ?= /var/lib/dsec
+LISTEN ?= 127.0.0.1:7420
+# The agent is linked statically: it must run in images that have no C library.
+STATIC_TARGET := $(shell uname -m)-unknown-linux-gnu
+STATIC_FLAGS := target.$(STATIC_TARGET).rustflags=["-Ctarget-feature=+crt-static"]
+
+help: ## This list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+deps: ## Installs what building, running and testing need
+	@scripts/deps build run test
+
+build: ## Builds the four programs into target/bin
+	@scripts/deps build
+	$(CARGO) build --release --locked -p dsec -p dsec-control -p dsec-edge
+	$(CARGO) build --release --locked -p dsec-aether --target $(STATIC_TARGET) --config '$(STATIC_FLAGS)'
+	@mkdir -p $(BIN)
+	@install -m 0755 target/release/dsec target/release/dsec-control target/release/dsec-edge $(BIN)/
+	@install -m 0755 target/$(STATIC_TARGET)/release/dsec-aether $(BIN)/
+
+demo: build ## Builds, starts the platform, runs 64 rollouts of real repositories, stops everything
+	@scripts/deps run
+	@demo/run
+
+test: build ## Installs what is missing and passes all tests
+	@scripts/deps run test
+	@scripts/test
+
+lint: ## Formatting, lints and the repository's own rules
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
+	$(CARGO) run --release --locked -q -p xtask -- tidy
+
+fmt: ## Formats the code
+	$(CARGO) fmt --all
+
+up: build ## Starts the platform and leaves it running (STATE=/var/lib/dsec LISTEN=127.0.0.1:7420)
+	@scripts/deps run
+	$(BIN)/dsec up --detach --state-dir $(STATE) --listen $(LISTEN)
+
+down: ## Ends every sandbox and process of the platform and leaves nothing
+	$(BIN)/dsec down --state-dir $(STATE)
+
+bench: build ## Measures creates, execs, output and files on this machine
+	@scripts/deps run
+	@bench/run
+
+bench-docker: build ## The same work on Docker, side by side
+	@scripts/deps run docker
+	@bench/vs-docker
+
+openapi: ## Writes openapi/dsec.json from the code
+	$(CARGO) run --release --locked -q -p xtask -- openapi
+
+clean: ## Removes what was built
+	$(CARGO) clean
+	rm -rf .venv .dsec
