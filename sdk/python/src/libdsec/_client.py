@@ -1,0 +1,327 @@
+"""The client."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any
+
+from ._args import DSecContainerRunArgs
+from ._cleanup import shielded
+from ._config import resolve
+from ._images import Images
+from ._records import NodeStatus, SandboxInfo
+from ._sandbox import Sandbox, sandbox_path
+from ._transport import Retry, Transport
+from ._version import __version__
+from .errors import DSecError, InvalidArgument, NotFound, RequestTimeout
+
+log = logging.getLogger("libdsec")
+
+#: Stops at once of many sandboxes: enough to keep a node busy, few enough to leave it connections.
+_STOPS_AT_ONCE = 32
+#: Seconds that `open` goes on trying: a wrong address should be told soon.
+_OPEN_RETRY = 2.0
+_LIVE = ("creating", "running", "stopping")
+
+
+class DSecClient:
+    """A client of one platform, for one event loop.
+
+    ::
+
+        async with DSecClient() as client:
+            args = DSecContainerRunArgs(container_image="debian", ttl_running_stop=300)
+            async with await client.run_container(args) as sb:
+                print((await sb.run_shell("uname -a")).stdout)
+
+    - `base_url`, `api_key`: default `DSEC_URL` and `DSEC_API_KEY`, else what `dsec up` wrote to
+      `$DSEC_CONFIG` or `~/.config/dsec/config.toml`.
+    - `timeout`: seconds that each call may take, unless it is given its own.
+    - `command_timeout`: seconds that a command of `run_shell` and `run` may take, unless it is given its own;
+      None: no limit.
+    - `retry_for`: seconds that a call which is safe to repeat is repeated while the platform is away.
+    - `stop_timeout`: seconds that stopping a sandbox may take at the end of an `async with`.
+
+    Closing the client stops the sandboxes that it made and that still run, also when the program is
+    cancelled or interrupted; those made with `keep=True` stay.
+    """
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        timeout: float = 60.0,
+        *,
+        command_timeout: float | None = 3600.0,
+        retry_for: float = 30.0,
+        max_connections: int = 1000,
+        stop_timeout: float = 30.0,
+    ) -> None:
+        if not timeout > 0:
+            raise InvalidArgument(f"timeout is {timeout!r}; it must be a number of seconds above 0")
+        target = resolve(base_url, api_key)
+        self._transport = Transport(
+            target.base_url,
+            target.api_key,
+            timeout=timeout,
+            retry_for=retry_for,
+            max_connections=max_connections,
+            user_agent=f"libdsec/{__version__}",
+        )
+        self._command_timeout = command_timeout
+        self._stop_timeout = stop_timeout
+        self._images = Images(self._transport)
+        # Sandboxes to stop at the close.
+        self._owned: dict[str, Sandbox] = {}
+        # Clean-ups of creates that nobody waits for any more.
+        self._discards: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"<DSecClient {self.base_url}>"
+
+    @property
+    def base_url(self) -> str:
+        """Where the platform is."""
+        return self._transport.base_url
+
+    @property
+    def auth_headers(self) -> dict[str, str]:
+        """The header that shows the key, for other HTTP clients."""
+        return self._transport.auth_headers
+
+    @property
+    def command_timeout(self) -> float | None:
+        """Seconds that a command may take unless it is given its own."""
+        return self._command_timeout
+
+    @property
+    def images(self) -> Images:
+        """The platform's images."""
+        return self._images
+
+    # Life
+
+    async def open(self) -> None:
+        """Checks that the platform answers and the key is good. Again does nothing."""
+        if self._transport.is_open:
+            return
+        self._transport.open()
+        try:
+            await self._transport.json(
+                "GET", "/v1/sandboxes", query={"limit": 1}, retry=Retry.SAFE, retry_for=_OPEN_RETRY
+            )
+        except BaseException:
+            await self._transport.close()
+            raise
+
+    async def close(self) -> None:
+        """Stops the sandboxes that it made and that still run, then closes the connections."""
+        if not self._transport.is_open:
+            return
+        await shielded(self._close())
+
+    async def _close(self) -> None:
+        try:
+            if self._discards:
+                await asyncio.wait(self._discards, timeout=self._stop_timeout)
+                left = list(self._discards)
+                for task in left:
+                    task.cancel()
+                await asyncio.gather(*left, return_exceptions=True)
+            failures = await self._stop_each(list(self._owned.values()))
+            for sandbox_id, failure in failures.items():
+                log.warning(
+                    "sandbox %s was not stopped and stays until its ttl_running_stop: %s", sandbox_id, failure
+                )
+        finally:
+            self._owned.clear()
+            await self._transport.close()
+
+    async def _stop_each(self, sandboxes: Sequence[Sandbox]) -> dict[str, DSecError]:
+        """Stops them, some at once; returns what failed."""
+        failures: dict[str, DSecError] = {}
+        gate = asyncio.Semaphore(_STOPS_AT_ONCE)
+
+        async def stop(sandbox: Sandbox) -> None:
+            async with gate:
+                try:
+                    await sandbox._stop_if_there(self._stop_timeout)
+                except DSecError as error:
+                    failures[sandbox.id] = error
+
+        await asyncio.gather(*(stop(sandbox) for sandbox in sandboxes))
+        return failures
+
+    async def __aenter__(self) -> DSecClient:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _forget(self, sandbox_id: str) -> None:
+        self._owned.pop(sandbox_id, None)
+
+    # Sandboxes
+
+    async def run_container(
+        self,
+        args: DSecContainerRunArgs,
+        timeout: float = 120.0,
+        *,
+        idempotency_key: str | None = None,
+        keep: bool = False,
+    ) -> Sandbox:
+        """Makes a container sandbox and returns it running.
+
+        The create carries a key (drawn when not given) under which the platform makes one sandbox however
+        often it is asked, so it is tried again when a connection fails. When this call is cancelled or its
+        time is over, the sandbox that may come of it is stopped; with a key of your own it is left to you.
+        With `keep`, closing the client leaves it running.
+        """
+        key = uuid.uuid4().hex if idempotency_key is None else idempotency_key
+        body = args.body()
+        work = asyncio.ensure_future(self._create(body, key, timeout))
+        try:
+            data = await asyncio.shield(work)
+        except asyncio.CancelledError:
+            if idempotency_key is None:
+                self._discard(body, key, work)
+            else:
+                work.cancel()
+            raise
+        except DSecError as error:
+            if idempotency_key is None and error.maybe_sent:
+                self._discard(body, key, None)
+            raise
+        sandbox = Sandbox(self, SandboxInfo.of(data))
+        if not keep:
+            self._owned[sandbox.id] = sandbox
+        first = data.get("first_exec")
+        if first is not None:
+            try:
+                sandbox._first_result = await sandbox._commands.result(first)
+            except BaseException:
+                await shielded(sandbox._stop_if_there(self._stop_timeout))
+                raise
+        return sandbox
+
+    async def _create(self, body: Mapping[str, Any], key: str, timeout: float) -> dict[str, Any]:
+        data: dict[str, Any] = await self._transport.json(
+            "POST",
+            "/v1/sandboxes",
+            body=body,
+            headers={"idempotency-key": key},
+            timeout=timeout,
+            retry=Retry.SAFE,
+        )
+        return data
+
+    def _discard(
+        self, body: Mapping[str, Any], key: str, work: asyncio.Future[dict[str, Any]] | None
+    ) -> None:
+        """Stops, in the background, the sandbox of a create that nobody waits for any more."""
+
+        async def discard() -> None:
+            try:
+                # The key finds the sandbox of a create whose answer was lost.
+                data = await (self._create(body, key, self._stop_timeout) if work is None else work)
+                await Sandbox(self, SandboxInfo.of(data))._stop_if_there(self._stop_timeout)
+            except DSecError as error:
+                log.warning("the sandbox of a cancelled create may stay until its ttl: %s", error)
+
+        task = asyncio.ensure_future(discard())
+        self._discards.add(task)
+        task.add_done_callback(self._discards.discard)
+
+    @asynccontextmanager
+    async def container(
+        self, args: DSecContainerRunArgs, timeout: float = 120.0, *, idempotency_key: str | None = None
+    ) -> AsyncIterator[Sandbox]:
+        """A container sandbox for the length of an `async with` block."""
+        async with await self.run_container(args, timeout, idempotency_key=idempotency_key) as sandbox:
+            yield sandbox
+
+    async def get(self, sandbox_id: str) -> Sandbox:
+        """A sandbox by its id. It is not stopped when the client closes."""
+        path = sandbox_path(sandbox_id)
+        return Sandbox(self, SandboxInfo.of(await self._transport.json("GET", path, retry=Retry.SAFE)))
+
+    async def list(
+        self,
+        *,
+        state: str | Sequence[str] | None = None,
+        task_id: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        usage: bool = False,
+        page: int = 100,
+    ) -> AsyncIterator[Sandbox]:
+        """The sandboxes, newest first: of any of these states, with all of these labels.
+
+        `page`: how many are asked for at once. Ended sandboxes stay listed for an hour.
+        """
+        states = [state] if isinstance(state, str) else list(state or ())
+        cursor: str | None = None
+        while True:
+            data = await self._transport.json(
+                "GET",
+                "/v1/sandboxes",
+                query={
+                    "state": states,
+                    "task_id": task_id,
+                    "label": [f"{name}={value}" for name, value in (labels or {}).items()],
+                    "usage": "true" if usage else None,
+                    "limit": page,
+                    "cursor": cursor,
+                },
+                retry=Retry.SAFE,
+            )
+            for record in data["sandboxes"]:
+                yield Sandbox(self, SandboxInfo.of(record))
+            cursor = data.get("next_cursor")
+            if cursor is None:
+                return
+
+    async def stop_all(
+        self, *, task_id: str | None = None, labels: Mapping[str, str] | None = None
+    ) -> tuple[str, ...]:
+        """Stops every sandbox of a task, or with these labels, and returns their ids.
+
+        One that cannot be stopped does not keep the others; the first failure is raised at the end, with
+        the ids and messages of all in `detail["failed"]`.
+        """
+        if task_id is None and not labels:
+            raise InvalidArgument("stop_all needs a task_id or labels", hint="it does not stop everything")
+        found = [sandbox async for sandbox in self.list(state=_LIVE, task_id=task_id, labels=labels)]
+        failures = await self._stop_each(found)
+        if failures:
+            first = next(iter(failures.values()))
+            first.detail = {**first.detail, "failed": {name: str(error) for name, error in failures.items()}}
+            raise first
+        return tuple(sandbox.id for sandbox in found)
+
+    # Platform
+
+    async def nodes(self) -> tuple[NodeStatus, ...]:
+        """The nodes: what they are, can do and do now."""
+        data = await self._transport.json("GET", "/v1/nodes", retry=Retry.SAFE)
+        return tuple(NodeStatus.of(node) for node in data["nodes"])
+
+    async def healthy(self) -> bool:
+        """Whether a node answers."""
+        try:
+            await self._transport.call("GET", "/healthz", retry_for=0.0)
+        except (RequestTimeout, NotFound):
+            raise
+        except DSecError as error:
+            if error.status == 503:
+                return False
+            raise
+        return True

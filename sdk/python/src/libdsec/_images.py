@@ -1,0 +1,111 @@
+"""Images."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from ._bodies import Body, Data
+from ._records import ImageInfo, ImportProgress
+from ._transport import Retry, Transport, segment
+from .errors import ConnectionFailed, NotFound, UnexpectedAnswer, error_of_body
+
+#: Called as an import goes on.
+OnProgress = Callable[[ImportProgress], "Awaitable[None] | None"]
+
+
+class Images:
+    """The platform's images, at `DSecClient.images`."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    async def list(self) -> tuple[ImageInfo, ...]:
+        """All of them, by name."""
+        data = await self._transport.json("GET", "/v1/images", retry=Retry.SAFE)
+        return tuple(ImageInfo.of(image) for image in data["images"])
+
+    async def get(self, name: str) -> ImageInfo:
+        """One of them."""
+        return ImageInfo.of(
+            await self._transport.json("GET", f"/v1/images/{segment(name)}", retry=Retry.SAFE)
+        )
+
+    async def import_(
+        self,
+        name: str,
+        source: Path | Data,
+        *,
+        description: str | None = None,
+        on_progress: OnProgress | None = None,
+        timeout: float = 600.0,
+    ) -> ImageInfo:
+        """Imports a rootfs tar, an OCI layout as a tar or a `docker save` archive, compressed or not.
+
+        `source` is the path of a local file (text or `Path`), a file opened for reading bytes, or an
+        iterator of bytes. `timeout` limits each wait without progress. `description` is what the record
+        says the image was made from; default the file's name.
+        """
+        if isinstance(source, (str, Path)):
+            path = Path(source)
+            body = Body.of_path(path)
+            description = description or path.name
+        else:
+            body = Body.of(source)
+        query = {"source": description}
+        last: dict[str, Any] = {}
+        rest = b""
+        async with self._transport.stream(
+            "PUT",
+            f"/v1/images/{segment(name)}",
+            query=query,
+            content=body.content,
+            headers={**body.headers, "content-type": "application/octet-stream"},
+            idle=timeout,
+        ) as answer:
+            async for chunk in answer.aiter_raw():
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in filter(None, lines):
+                    last = await self._event(line, on_progress)
+            if rest.strip():
+                last = await self._event(rest, on_progress)
+        match last.get("event"):
+            case "done":
+                return ImageInfo.of(last["image"])
+            case "error":
+                raise error_of_body(last["error"])
+        raise ConnectionFailed(
+            f"the import of {name} ended without saying how it went",
+            hint="look whether the image is there",
+            maybe_sent=True,
+        )
+
+    async def _event(self, line: bytes, on_progress: OnProgress | None) -> dict[str, Any]:
+        try:
+            event: dict[str, Any] = json.loads(line)
+        except ValueError:
+            raise UnexpectedAnswer(f"the import answered {line[:100]!r}") from None
+        if event.get("event") == "progress" and on_progress is not None:
+            done = on_progress(ImportProgress(event["files"], event["bytes"]))
+            if inspect.isawaitable(done):
+                await done
+        return event
+
+    async def remove(self, name: str) -> None:
+        """Removes one; :class:`Conflict` while sandboxes use it."""
+        try:
+            await self._transport.call("DELETE", f"/v1/images/{segment(name)}", retry=Retry.SAFE)
+        except NotFound as error:
+            if error.attempts == 1:
+                raise
+
+    async def exists(self, name: str) -> bool:
+        """Whether it is there."""
+        try:
+            await self.get(name)
+        except NotFound:
+            return False
+        return True
