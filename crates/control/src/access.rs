@@ -172,6 +172,39 @@ mod tests {
         assert!(!taken(LONG));
     }
 
+    #[tokio::test]
+    async fn a_panic_is_an_answer_and_not_a_hang_up() {
+        use tower::ServiceExt as _;
+
+        let config =
+            crate::config::Config { listen: String::new(), keys_file: "/nowhere".into(), nodes: Vec::new() };
+        struct NoKeys;
+        impl crate::keys::KeyStore for NoKeys {
+            fn find<'a>(
+                &'a self,
+                _: &'a str,
+            ) -> futures_util::future::BoxFuture<'a, Result<Option<Arc<crate::keys::Principal>>, Failure>>
+            {
+                Box::pin(std::future::ready(Ok(None)))
+            }
+        }
+        let app = App::with_keys(&config, Box::new(NoKeys));
+        async fn broken() -> &'static str {
+            panic!("a defect")
+        }
+        let router = axum::Router::new()
+            .route("/broken", axum::routing::get(broken))
+            .layer(axum::middleware::from_fn_with_state(app, around));
+        let request = Request::get("/broken").body(axum::body::Body::empty()).unwrap();
+        let response = router.oneshot(request).await.unwrap();
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        assert!(response.headers().contains_key(REQUEST_ID));
+        let body = axum::body::to_bytes(response.into_body(), 10_000).await.unwrap();
+        let body: rest::ErrorBody = serde_json::from_slice(&body).unwrap();
+        assert_eq!(body.code, ErrorKind::Internal);
+        assert!(!body.message.contains("a defect"), "the caller is told what only the log should have");
+    }
+
     #[test]
     fn made_ids_differ() {
         assert_ne!(fresh_id(), fresh_id());

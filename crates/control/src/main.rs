@@ -1,7 +1,7 @@
 //! `dsec-control`: the public API server. See the library for how it is built.
 
 use std::fs::OpenOptions;
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 
@@ -95,7 +95,9 @@ fn start_logging(format: LogFormat) -> anyhow::Result<()> {
         .with_env_var("DSEC_LOG")
         .from_env()
         .context("DSEC_LOG is not a filter such as `info` or `dsec_control=debug`")?;
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let colour = std::io::stderr().is_terminal();
+    let logs =
+        tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colour).with_writer(std::io::stderr);
     match format {
         LogFormat::Text => logs.init(),
         LogFormat::Json => logs.json().flatten_event(true).init(),

@@ -1,0 +1,258 @@
+//! A node that does as the caller's `x-fake` header says.
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use axum::body::Body;
+use axum::extract::ws::WebSocketUpgrade;
+use axum::extract::{FromRequestParts, Request, State};
+use axum::response::{IntoResponse, Response};
+use axum::{Json, Router};
+use bytes::Bytes;
+use dsec_proto::rest::{NodeStatus, NodeUsage, Sandbox, SandboxList};
+use futures_util::{StreamExt, stream};
+use http::StatusCode;
+use http_body_util::BodyExt;
+use hyper::server::conn::http1;
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use tokio::net::UnixListener;
+use tokio::sync::Semaphore;
+use tokio::task::{JoinHandle, JoinSet};
+
+pub(crate) const BEHAVIOUR: &str = "x-fake";
+
+/// What a node notes and is told.
+pub(crate) struct Notes {
+    pub(crate) name: String,
+    /// Connections taken so far.
+    pub(crate) accepted: AtomicUsize,
+    /// Requests answered or begun, health checks and watchers' questions aside.
+    pub(crate) requests: AtomicUsize,
+    /// Answers 429 to creates.
+    pub(crate) full: AtomicBool,
+    /// A permit for each request with `x-fake: gate`.
+    pub(crate) gate: Semaphore,
+    /// A permit for each request with `x-fake: gate` or `hang` that has arrived.
+    pub(crate) arrived: Semaphore,
+    /// A permit for each such request whose caller has gone.
+    pub(crate) abandoned: Semaphore,
+    /// What it lists, newest first.
+    pub(crate) sandboxes: Mutex<Vec<Sandbox>>,
+}
+
+/// A node on a Unix socket.
+pub(crate) struct FakeEdge {
+    pub(crate) socket: PathBuf,
+    pub(crate) notes: Arc<Notes>,
+    task: JoinHandle<()>,
+}
+
+impl FakeEdge {
+    pub(crate) fn start(dir: &Path, name: &str) -> Self {
+        let notes = Arc::new(Notes {
+            name: name.to_owned(),
+            accepted: AtomicUsize::new(0),
+            requests: AtomicUsize::new(0),
+            full: AtomicBool::new(false),
+            gate: Semaphore::new(0),
+            arrived: Semaphore::new(0),
+            abandoned: Semaphore::new(0),
+            sandboxes: Mutex::new(Vec::new()),
+        });
+        let socket = dir.join(format!("{name}.sock"));
+        let task = serve(&socket, Arc::clone(&notes));
+        Self { socket, notes, task }
+    }
+
+    /// Ends it as a kill would: every connection is cut, the socket's file stays.
+    pub(crate) async fn kill(&mut self) {
+        self.task.abort();
+        let _ = (&mut self.task).await;
+    }
+
+    /// Starts it again on the same socket.
+    pub(crate) fn restart(&mut self) {
+        self.task = serve(&self.socket, Arc::clone(&self.notes));
+    }
+
+    pub(crate) fn accepted(&self) -> usize {
+        self.notes.accepted.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn requests(&self) -> usize {
+        self.notes.requests.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for FakeEdge {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn serve(socket: &Path, notes: Arc<Notes>) -> JoinHandle<()> {
+    let _ = std::fs::remove_file(socket);
+    let listener = UnixListener::bind(socket).unwrap();
+    let router = Router::new().fallback(handle).with_state(Arc::clone(&notes));
+    tokio::spawn(async move {
+        // Dropped with the task, and every connection with it.
+        let mut connections = JoinSet::new();
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            notes.accepted.fetch_add(1, Ordering::SeqCst);
+            let service = TowerToHyperService::new(router.clone());
+            connections.spawn(
+                http1::Builder::new()
+                    .max_buf_size(1 << 20)
+                    .serve_connection(TokioIo::new(stream), service)
+                    .with_upgrades(),
+            );
+            while connections.try_join_next().is_some() {}
+        }
+    })
+}
+
+/// Notes that the caller has gone, unless it is disarmed.
+struct Abandoned(Option<Arc<Notes>>);
+
+impl Drop for Abandoned {
+    fn drop(&mut self) {
+        if let Some(notes) = self.0.take() {
+            notes.abandoned.add_permits(1);
+        }
+    }
+}
+
+async fn handle(State(notes): State<Arc<Notes>>, request: Request) -> Response {
+    match request.uri().path() {
+        "/healthz" => return Json(json!({ "status": "ok" })).into_response(),
+        "/v1/nodes" => return Json(json!({ "nodes": [status(&notes)] })).into_response(),
+        _ => {}
+    }
+    notes.requests.fetch_add(1, Ordering::SeqCst);
+    let behaviour = request.headers().get(BEHAVIOUR).map(|value| value.to_str().unwrap().to_owned());
+    match behaviour.as_deref() {
+        Some("echo") => Response::new(Body::new(request.into_body())),
+        Some("hang") => {
+            let _abandoned = Abandoned(Some(Arc::clone(&notes)));
+            notes.arrived.add_permits(1);
+            pending().await
+        }
+        Some("gate") => {
+            let mut abandoned = Abandoned(Some(Arc::clone(&notes)));
+            notes.arrived.add_permits(1);
+            notes.gate.acquire().await.unwrap().forget();
+            abandoned.0 = None;
+            report(&notes, request).await
+        }
+        Some("half") => half(),
+        Some("quick") => Json(json!({ "id": "ex-1", "state": "exited", "exit_code": 0 })).into_response(),
+        Some("fill") => fill(),
+        Some("drain") => drain(request).await,
+        Some("websocket") => websocket(request).await,
+        _ if request.uri().path() == "/v1/sandboxes" => sandboxes(&notes, request).await,
+        _ => report(&notes, request).await,
+    }
+}
+
+/// Says what arrived.
+async fn report(notes: &Notes, request: Request) -> Response {
+    let (parts, body) = request.into_parts();
+    let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    let headers: Vec<(String, String)> = parts
+        .headers
+        .iter()
+        .map(|(name, value)| (name.to_string(), String::from_utf8_lossy(value.as_bytes()).into_owned()))
+        .collect();
+    Json(json!({
+        "node": notes.name,
+        "method": parts.method.as_str(),
+        "uri": parts.uri.to_string(),
+        "headers": headers,
+        "length": body.len(),
+        "sha256": format!("{:x}", Sha256::digest(&body)),
+    }))
+    .into_response()
+}
+
+/// Sends half of what its length promises, then nothing.
+fn half() -> Response {
+    let first = stream::once(async { Ok::<_, Infallible>(Bytes::from_static(&[7; 500])) });
+    let mut response = Response::new(Body::from_stream(first.chain(stream::pending())));
+    response.headers_mut().insert("content-length", "1000".parse().unwrap());
+    response
+}
+
+/// Bytes of [`fill`]'s answer.
+pub(crate) const FILL: usize = 1 << 30;
+
+fn fill() -> Response {
+    const CHUNK: usize = 256 << 10;
+    let chunk = Bytes::from_static(&[7; CHUNK]);
+    let chunks = (0..FILL / CHUNK).map(move |_| Ok::<_, Infallible>(chunk.clone()));
+    let mut response = Response::new(Body::from_stream(stream::iter(chunks)));
+    response.headers_mut().insert("content-length", FILL.into());
+    response
+}
+
+async fn drain(request: Request) -> Response {
+    let (mut body, mut length) = (request.into_body(), 0);
+    while let Some(frame) = body.frame().await {
+        length += frame.unwrap().into_data().map(|data| data.len()).unwrap_or_default();
+    }
+    Json(json!({ "length": length })).into_response()
+}
+
+async fn websocket(request: Request) -> Response {
+    let (mut parts, _) = request.into_parts();
+    let upgrade = WebSocketUpgrade::from_request_parts(&mut parts, &()).await.unwrap();
+    upgrade.on_upgrade(|mut socket| async move {
+        while let Some(Ok(message)) = socket.recv().await {
+            if socket.send(message).await.is_err() {
+                break;
+            }
+        }
+    })
+}
+
+async fn sandboxes(notes: &Notes, request: Request) -> Response {
+    if request.method() == "POST" {
+        if notes.full.load(Ordering::SeqCst) {
+            let body =
+                json!({ "code": "resource_exhausted", "message": notes.name, "detail": {}, "hint": "" });
+            return (StatusCode::TOO_MANY_REQUESTS, Json(body)).into_response();
+        }
+        let mut response = report(notes, request).await;
+        *response.status_mut() = StatusCode::CREATED;
+        return response;
+    }
+    // Its cursor is the place in the list.
+    let query = request.uri().query().unwrap_or_default().to_owned();
+    let number = |name: &str| {
+        query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('=')?.parse::<usize>().ok())
+    };
+    let (from, limit) = (number("cursor").unwrap_or(0), number("limit").unwrap_or(100));
+    let all = notes.sandboxes.lock().unwrap().clone();
+    let page: Vec<Sandbox> = all.iter().skip(from).take(limit).cloned().collect();
+    let next_cursor = (from + page.len() < all.len()).then(|| (from + page.len()).to_string());
+    Json(SandboxList { sandboxes: page, next_cursor }).into_response()
+}
+
+fn status(notes: &Notes) -> NodeStatus {
+    NodeStatus {
+        node: notes.name.clone(),
+        version: "0".to_owned(),
+        pid: 1,
+        started_ms: 0,
+        capacity: dsec_model::Capacity { memory_mib: 1, cpu_millis: 1, disk_mib: 1 },
+        usage: NodeUsage::default(),
+        backends: Vec::new(),
+        features: Vec::new(),
+    }
+}

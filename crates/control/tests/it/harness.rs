@@ -1,0 +1,211 @@
+//! A running server, and callers of it.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use dsec_control::app::App;
+use dsec_control::config::{ConfigFile, NodeEntry};
+use dsec_control::keys::FileKeys;
+use dsec_control::{api, server};
+use http::{HeaderMap, Request, Response, StatusCode};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use tempfile::TempDir;
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::edge::FakeEdge;
+
+/// A key that the key file has.
+pub(crate) const KEY: &str = "dsec_good";
+/// A sandbox of the first node.
+pub(crate) const SANDBOX: &str = "/v1/sandboxes/sb-n1-abc";
+/// Nothing in these tests takes longer, on any machine, unless it is broken.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A server with its nodes.
+pub(crate) struct Control {
+    pub(crate) address: SocketAddr,
+    pub(crate) edges: Vec<FakeEdge>,
+    pub(crate) stop: CancellationToken,
+    pub(crate) served: JoinHandle<()>,
+    pub(crate) dir: TempDir,
+}
+
+pub(crate) fn key_line(id: &str, key: &str) -> String {
+    let sha256 = format!("{:x}", Sha256::digest(key.as_bytes()));
+    format!(r#"{{"id":"{id}","project":"root/test","sha256":"{sha256}","created_ms":1,"name":"test"}}"#)
+}
+
+pub(crate) fn write_keys(path: &std::path::Path, lines: &[String]) {
+    std::fs::write(path, format!(r#"{{"keys":[{}]}}"#, lines.join(","))).unwrap();
+}
+
+impl Control {
+    /// A server with nodes n1, n2, ...
+    pub(crate) async fn start(nodes: usize) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let edges: Vec<FakeEdge> =
+            (1..=nodes).map(|number| FakeEdge::start(dir.path(), &format!("n{number}"))).collect();
+        let keys_file = dir.path().join("keys.json");
+        write_keys(&keys_file, &[key_line("key-1", KEY)]);
+        let entry =
+            |edge: &FakeEdge| NodeEntry { name: edge.notes.name.clone(), socket: edge.socket.clone() };
+        let config = ConfigFile {
+            listen: Some("127.0.0.1:0".to_owned()),
+            keys_file: Some(keys_file.clone()),
+            nodes: edges.iter().map(entry).collect(),
+        };
+        let keys = FileKeys::open(&keys_file, Duration::ZERO).unwrap();
+        let app = App::with_keys(&config.validate().unwrap(), Box::new(keys));
+        let listener = server::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let stop = CancellationToken::new();
+        let router = api::router(Arc::clone(&app));
+        let served = tokio::spawn(server::serve(listener, app, router, stop.clone()));
+        Self { address, edges, stop, served, dir }
+    }
+
+    pub(crate) fn keys_file(&self) -> PathBuf {
+        self.dir.path().join("keys.json")
+    }
+
+    /// A connection of its own.
+    pub(crate) async fn connect(&self) -> Caller {
+        Caller::connect(self.address).await
+    }
+
+    /// A connection to the first node, past the server.
+    pub(crate) async fn connect_to_node(&self) -> Caller {
+        let stream = tokio::net::UnixStream::connect(&self.edges[0].socket).await.unwrap();
+        let (sender, connection) =
+            http1::Builder::new().max_buf_size(1 << 20).handshake(TokioIo::new(stream)).await.unwrap();
+        let task = tokio::spawn(async move {
+            let _ = connection.await;
+        });
+        Caller { sender, task }
+    }
+
+    /// One request with the good key on a connection of its own, read whole.
+    pub(crate) async fn ask(&self, request: Request<Body>) -> Answer {
+        self.connect().await.ask(request).await
+    }
+}
+
+/// One client connection.
+pub(crate) struct Caller {
+    sender: http1::SendRequest<Body>,
+    task: JoinHandle<()>,
+}
+
+impl Caller {
+    pub(crate) async fn connect(address: SocketAddr) -> Self {
+        let stream = TcpStream::connect(address).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        let (sender, connection) =
+            http1::Builder::new().max_buf_size(1 << 20).handshake(TokioIo::new(stream)).await.unwrap();
+        let task = tokio::spawn(async move {
+            let _ = connection.await;
+        });
+        Caller { sender, task }
+    }
+
+    pub(crate) async fn send(&mut self, mut request: Request<Body>) -> Response<Incoming> {
+        let headers = request.headers_mut();
+        headers.entry("host").or_insert("control.test".parse().unwrap());
+        headers.entry("authorization").or_insert(format!("Bearer {KEY}").parse().unwrap());
+        patiently(async {
+            self.sender.ready().await.unwrap();
+            self.sender.send_request(request).await.unwrap()
+        })
+        .await
+    }
+
+    pub(crate) async fn ask(&mut self, request: Request<Body>) -> Answer {
+        Answer::of(self.send(request).await).await
+    }
+
+    /// Hangs up.
+    pub(crate) fn hang_up(self) {
+        self.task.abort();
+    }
+}
+
+/// A response read whole.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Answer {
+    pub(crate) async fn of(response: Response<Incoming>) -> Self {
+        let (parts, body) = response.into_parts();
+        let body = patiently(body.collect()).await.unwrap().to_bytes().to_vec();
+        Self { status: parts.status, headers: parts.headers, body }
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_slice(&self.body)
+            .unwrap_or_else(|_| panic!("{}: {:?}", self.status, String::from_utf8_lossy(&self.body)))
+    }
+
+    /// A header as the node saw it.
+    pub(crate) fn seen(&self, name: &str) -> Vec<String> {
+        let headers = self.json()["headers"].as_array().unwrap().clone();
+        headers.iter().filter(|h| h[0] == name).map(|h| h[1].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// Checks the one error shape, and gives its code.
+    pub(crate) fn error(&self) -> String {
+        let body = self.json();
+        let mut fields: Vec<_> = body.as_object().unwrap().keys().cloned().collect();
+        fields.sort();
+        assert_eq!(fields, ["code", "detail", "hint", "message"], "{body}");
+        assert!(body["detail"].is_object() && body["hint"].is_string(), "{body}");
+        assert_ne!(body["message"], "");
+        assert_eq!(self.headers["content-type"], "application/json");
+        assert!(self.headers.contains_key("x-request-id"));
+        body["code"].as_str().unwrap().to_owned()
+    }
+}
+
+pub(crate) fn get(path: &str) -> Request<Body> {
+    Request::get(path).body(Body::empty()).unwrap()
+}
+
+pub(crate) fn post(path: &str, body: impl Into<Body>) -> Request<Body> {
+    Request::post(path).header("content-type", "application/json").body(body.into()).unwrap()
+}
+
+/// The same request, to a node that is to behave so.
+pub(crate) fn with(mut request: Request<Body>, name: &'static str, value: &str) -> Request<Body> {
+    request.headers_mut().insert(name, value.parse().unwrap());
+    request
+}
+
+/// Waits, but not for ever.
+pub(crate) async fn patiently<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future).await.expect("nothing happened")
+}
+
+/// Waits for a condition and shows its last state if it never comes.
+pub(crate) async fn until<T: std::fmt::Debug>(what: &str, mut state: impl AsyncFnMut() -> Result<(), T>) {
+    let started = Instant::now();
+    loop {
+        match state().await {
+            Ok(()) => return,
+            Err(last) if started.elapsed() > PATIENCE => panic!("{what} never came; last seen {last:?}"),
+            Err(_) => tokio::time::sleep(Duration::from_millis(2)).await,
+        }
+    }
+}

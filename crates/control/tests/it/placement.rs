@@ -1,0 +1,86 @@
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
+
+use http::StatusCode;
+
+use crate::harness::{Control, get, post, with};
+
+fn set_full(control: &Control, full: &[bool]) {
+    for (edge, full) in control.edges.iter().zip(full) {
+        edge.notes.full.store(*full, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test]
+async fn a_node_without_room_passes_the_create_on() {
+    let control = Control::start(3).await;
+    set_full(&control, &[true, false, true]);
+    for _ in 0..20 {
+        let answer = control.ask(post("/v1/sandboxes", r#"{"container_image":"debian"}"#)).await;
+        assert_eq!(answer.status, StatusCode::CREATED);
+        assert_eq!((&answer.json()["node"], &answer.json()["length"]), (&"n2".into(), &28.into()));
+    }
+}
+
+#[tokio::test]
+async fn refused_node_is_not_retried_within_one_placement() {
+    let control = Control::start(3).await;
+    set_full(&control, &[true, true, true]);
+    let answer = control.ask(post("/v1/sandboxes", "{}")).await;
+    assert_eq!(answer.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(answer.error(), "resource_exhausted");
+    for edge in &control.edges {
+        assert_eq!(edge.requests(), 1);
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_is_down_is_passed_over_and_one_without_room_says_more() {
+    let mut control = Control::start(2).await;
+    control.edges[0].kill().await;
+    for _ in 0..10 {
+        let answer = control.ask(post("/v1/sandboxes", "{}")).await;
+        assert_eq!(answer.json()["node"], "n2");
+    }
+    set_full(&control, &[false, true]);
+    for _ in 0..10 {
+        assert_eq!(control.ask(post("/v1/sandboxes", "{}")).await.error(), "resource_exhausted");
+    }
+    control.edges[1].kill().await;
+    assert_eq!(control.ask(post("/v1/sandboxes", "{}")).await.error(), "unavailable");
+}
+
+#[tokio::test]
+async fn creates_spread_over_the_nodes() {
+    let control = Control::start(3).await;
+    for _ in 0..60 {
+        control.ask(post("/v1/sandboxes", "{}")).await;
+    }
+    for edge in &control.edges {
+        assert!((10..30).contains(&edge.requests()), "{} creates went to one of three", edge.requests());
+    }
+}
+
+#[tokio::test]
+async fn a_repeated_create_meets_the_same_node() {
+    let control = Control::start(3).await;
+    let mut used = BTreeSet::new();
+    for key in 0..12 {
+        let create = || with(post("/v1/sandboxes", "{}"), "idempotency-key", &format!("key-{key}"));
+        let first = control.ask(create()).await.json()["node"].clone();
+        for _ in 0..3 {
+            assert_eq!(control.ask(create()).await.json()["node"], first);
+        }
+        used.insert(first.to_string());
+    }
+    assert_eq!(used.len(), 3, "every key went to {used:?}");
+}
+
+#[tokio::test]
+async fn a_sandbox_is_asked_of_its_own_node() {
+    let control = Control::start(3).await;
+    for node in ["n1", "n2", "n3"] {
+        let answer = control.ask(get(&format!("/v1/sandboxes/sb-{node}-abc/execs"))).await;
+        assert_eq!(answer.json()["node"], node);
+    }
+}
