@@ -103,6 +103,31 @@ fn the_mounted_image_is_the_archived_tree() {
 }
 
 #[test]
+fn access_lists_written_as_text_are_kept() {
+    let source = tempfile::tempdir().unwrap();
+    shell(source.path(), "printf x > file; mkdir dir");
+    // user::rw-, user:54321:r--, group::r--, group:54322:rw-, mask::rw-, other::---; ids that have
+    // no name here, which tar would write.
+    let acl = [
+        2, 0, 0, 0, 1, 0, 6, 0, 255, 255, 255, 255, 2, 0, 4, 0, 0x31, 0xd4, 0, 0, 4, 0, 4, 0, 255, 255, 255,
+        255, 8, 0, 6, 0, 0x32, 0xd4, 0, 0, 16, 0, 6, 0, 255, 255, 255, 255, 32, 0, 0, 0, 255, 255, 255, 255,
+    ];
+    for (path, name) in [("file", "system.posix_acl_access"), ("dir", "system.posix_acl_default")] {
+        lsetxattr(source.path().join(path), name, &acl, XattrFlags::empty()).unwrap();
+    }
+    let expected = facts(source.path());
+    assert_eq!(expected[b"./file".as_slice()].xattrs.len(), 1);
+    let store = Store::new();
+    let tar = store.dir.path().join("source");
+    archived(source.path(), &tar, &["--format=pax", "--acls"]);
+    let archive = fs::read(&tar).unwrap();
+    assert!(archive.windows(17).any(|bytes| bytes == b"SCHILY.acl.access"), "tar wrote no text");
+    let record = store.import(&tar).unwrap();
+    let mount = Mount::erofs(&store.store.blob_path(&record.digest));
+    assert_same(&expected, &facts(mount.path()));
+}
+
+#[test]
 fn gnu_and_old_formats_and_all_sparse_forms_give_the_same_files() {
     let source = tempfile::tempdir().unwrap();
     shell(

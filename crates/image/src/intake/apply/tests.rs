@@ -13,7 +13,8 @@ fn layered(
     limits: ImportLimits,
     whiteouts: bool,
 ) -> Result<BTreeMap<String, String>, TarError> {
-    let dir = tempfile::tempdir().unwrap();
+    // In memory: this is done thousands of times, beside tests that sync the disk.
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = dir.path().join("image");
     let mut tick = |_| {};
     let mut applier = Applier {
@@ -211,7 +212,7 @@ fn damaged_bytes_never_panic() {
         .finish();
     assert_eq!(layered(std::slice::from_ref(&whole), ImportLimits::default(), true).unwrap().len(), 6);
     for at in 0..whole.len() {
-        for value in [0, 0xff, b'9', whole[at] ^ 1] {
+        for value in [0xff, b'9', whole[at] ^ 1] {
             let mut bytes = whole.clone();
             bytes[at] = value;
             // Also past the checksum, so that damaged numbers are seen.

@@ -5,6 +5,7 @@
 //! formats and bound extended headers, none of which the `tar` crate does.
 //! Source: POSIX.1-2024 `pax`, and the GNU tar manual, "Tar Internals".
 
+mod acl;
 mod header;
 mod pax;
 mod sparse;

@@ -3,6 +3,7 @@
 use crate::erofs::Timestamp;
 use crate::error::EntryProblem;
 
+use super::acl;
 use super::header::Header;
 use super::sparse::PaxSparse;
 
@@ -34,6 +35,8 @@ impl Extended {
             b"path" => path(value).map(|value| self.path = value),
             b"linkpath" => path(value).map(|value| self.link = value),
             b"size" => decimal(value).map(|value| self.size = Some(value)),
+            b"SCHILY.acl.access" => self.acl(b"system.posix_acl_access", value),
+            b"SCHILY.acl.default" => self.acl(b"system.posix_acl_default", value),
             _ => {
                 if let Some(name) = key.strip_prefix(XATTR_PREFIX) {
                     self.xattrs.push((decode_keyword(name), value.to_vec()));
@@ -45,6 +48,18 @@ impl Extended {
                 }
             }
         })
+    }
+
+    fn acl(&mut self, name: &[u8], text: &[u8]) -> Result<(), EntryProblem> {
+        // GNU tar writes an empty one where there is none.
+        if text.is_empty() {
+            return Ok(());
+        }
+        let value = acl::encode(text).map_err(bad)?;
+        if name != b"system.posix_acl_access" || !acl::is_mode(&value) {
+            self.xattrs.push((name.to_vec(), value));
+        }
+        Ok(())
     }
 
     /// Reads a global header: defaults for all entries after it.
