@@ -351,3 +351,41 @@ impl Writer {
         Ok((file, uuid))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::erofs::Attributes;
+    use proptest::prelude::*;
+
+    proptest! {
+        // Names on both sides of `.` and `..`, long enough that it matters which block they are in.
+        #[test]
+        fn a_directory_is_as_long_as_was_planned(
+            names in proptest::collection::btree_set("[!-./a]{1,3}[!a]{60,250}", 0..150)
+        ) {
+            let mut tree = Tree::new();
+            let root = tree.root();
+            for name in names.iter().filter(|name| !name.contains('/')) {
+                tree.insert(root, name.as_bytes(), 0, Attributes::default(), Content::Fifo);
+            }
+            let plan = Plan::new(&tree, 1).unwrap();
+            let inode = tree.get(root).unwrap();
+            let packed = plan.outside_bytes(&tree, root, root, inode);
+            prop_assert_eq!(plan.places[0].size, packed.len() as u64);
+        }
+    }
+
+    #[test]
+    fn the_root_inode_is_where_the_superblock_says_whatever_its_size() {
+        for entries in [0usize, 100, 1000] {
+            let mut tree = Tree::new();
+            let root = tree.root();
+            for number in 0..entries {
+                let name = format!("{number:0200}");
+                tree.insert(root, name.as_bytes(), 0, Attributes::default(), Content::Fifo);
+            }
+            assert_eq!(Plan::new(&tree, 1).unwrap().places[0].offset, ROOT_OFFSET);
+        }
+    }
+}

@@ -85,7 +85,8 @@ impl Extended {
         Ok((uid, gid, own.mtime.or(self.mtime).unwrap_or(block)))
     }
 
-    // Names of users and groups are not read: the host's accounts are not the image's. Access and
+    // Names of users and groups are not read: the host's accounts are not the image's. SELinux
+    // labels (`RHT.security.selinux`) belong to the policy of where they were made. Access and
     // change times are not kept by EROFS.
     fn common(&mut self, key: &[u8], value: &[u8]) -> Result<(), EntryProblem> {
         match key {
