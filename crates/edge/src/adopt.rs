@@ -1,0 +1,164 @@
+//! After a start: what became of the sandboxes of the edge before.
+
+use std::sync::Arc;
+
+use dsec_backend::Instance;
+use dsec_model::{EndReason, State};
+use dsec_proto::rest::ApiError;
+use futures_util::StreamExt;
+
+use crate::clock::now_ms;
+use crate::ended::Ended;
+use crate::error::{chain, internal};
+use crate::guest::{Connection, ExecTable};
+use crate::node::Node;
+use crate::sandbox::actor::{self, Holds, Origin};
+use crate::sandbox::record::{self, Stored};
+use crate::sandbox::{Grip, Handle, Message};
+use tokio::sync::mpsc;
+
+/// Sandboxes taken over at once: enough to hide the agents' round trips.
+const AT_ONCE: usize = 16;
+/// After a restart callers get this long to come back before a sandbox is found idle, seconds, or its
+/// whole ttl where that is less: its last use is written down now and then only, and nobody could reach
+/// it while there was no edge.
+const RETURN_S: u64 = 60;
+
+/// Takes over what runs, ends what is gone, removes what belongs to nobody.
+///
+/// # Errors
+/// The records cannot be read.
+pub async fn all(node: &Arc<Node>) -> Result<(), ApiError> {
+    let state_dir = node.config.state_dir.clone();
+    let records = tokio::task::spawn_blocking(move || record::load_all(&state_dir))
+        .await
+        .map_err(|e| internal("reading the records broke off", &e))?
+        .map_err(|e| internal("the sandboxes' records cannot be read", &e))?;
+    let found = records.len();
+    let adopted: Vec<Option<String>> = futures_util::stream::iter(records)
+        .map(|stored| one(Arc::clone(node), stored))
+        .buffer_unordered(AT_ONCE)
+        .collect()
+        .await;
+    let keep: Vec<String> = adopted.into_iter().flatten().collect();
+    if found > 0 {
+        tracing::info!(found, adopted = keep.len(), "sandboxes of an earlier edge");
+    }
+    let sweeper = Arc::clone(node);
+    let swept = tokio::task::spawn_blocking(move || {
+        let swept = sweeper.launch.sweep(&keep);
+        sweeper.images.clear_pins();
+        swept
+    });
+    for removed in swept.await.map_err(|e| internal("the sweep broke off", &e))? {
+        tracing::info!(removed, "leftover swept");
+    }
+    Ok(())
+}
+
+/// What a look at the host says of a record.
+enum Fate {
+    Lives(Arc<dyn Instance>),
+    Gone(EndReason),
+}
+
+/// The sandbox's name, when it lives.
+async fn one(node: Arc<Node>, mut stored: Stored) -> Option<String> {
+    let id = stored.sandbox.id.clone();
+    let looker = Arc::clone(&node);
+    let (fate, looked) = tokio::task::spawn_blocking(move || {
+        let fate = look(&looker, &stored);
+        (fate, stored)
+    })
+    .await
+    .map_or_else(|_| (None, None), |(fate, stored)| (Some(fate), Some(stored)));
+    stored = looked?;
+    match fate? {
+        Fate::Gone(reason) => {
+            bury(&node, stored, reason).await;
+            None
+        }
+        Fate::Lives(instance) => {
+            let ttl_ms = stored.spec.limits.ttl_running_stop_s * 1000;
+            let latest_over = now_ms().saturating_sub(ttl_ms) + ttl_ms.min(RETURN_S * 1000);
+            stored.sandbox.last_active_ms = stored.sandbox.last_active_ms.max(latest_over);
+            let (handle, mailbox) = Handle::new(stored.sandbox.clone());
+            let grip = Grip::new(instance);
+            let guest = reconnect(&handle, &grip).await;
+            if let Some(key) = &stored.key {
+                node.keys.restore(key, &id);
+            }
+            take_over(&node, handle, mailbox, stored, grip, guest);
+            Some(id.random().to_owned())
+        }
+    }
+}
+
+fn take_over(
+    node: &Arc<Node>,
+    handle: Arc<Handle>,
+    mailbox: mpsc::Receiver<Message>,
+    stored: Stored,
+    grip: Arc<Grip>,
+    guest: Result<Arc<Connection>, String>,
+) {
+    let holds = Holds {
+        permit: node.room.readmit(stored.spec.limits.memory_mib),
+        image: node.images.reacquire(&stored.sandbox.image_digest, &handle.id),
+    };
+    node.registry.insert(Arc::clone(&handle));
+    actor::spawn(node, handle, mailbox, stored, holds, Origin::Adopted { grip, guest });
+}
+
+fn look(node: &Node, stored: &Stored) -> Fate {
+    let lost = |message: &str| Fate::Gone(EndReason::AgentLost { message: message.to_owned() });
+    if stored.boot_id != node.boot_id {
+        return Fate::Gone(stored.sandbox.reason.clone().unwrap_or(EndReason::Rebooted));
+    }
+    let Some(anchor) = &stored.anchor else {
+        let message = "the edge was restarted during the launch".to_owned();
+        return Fate::Gone(EndReason::LaunchFailed { message });
+    };
+    match node.launch.adopt(&stored.spec.to_container(&stored.sandbox.id), anchor) {
+        Ok(Some(instance)) => Fate::Lives(instance),
+        Ok(None) => match stored.sandbox.reason.clone() {
+            Some(reason) => Fate::Gone(reason),
+            None => lost("it ended while no edge ran"),
+        },
+        Err(error) => {
+            let error = chain(&error);
+            tracing::error!(sandbox_id = %stored.sandbox.id, error, "a sandbox cannot be taken over");
+            lost("it could not be taken over after a restart of the edge; the node's log says why")
+        }
+    }
+}
+
+async fn reconnect(handle: &Arc<Handle>, grip: &Arc<Grip>) -> Result<Arc<Connection>, String> {
+    let stream = grip.with(Instance::connect).ok_or("it has ended")?.map_err(|e| chain(&e))?;
+    let table = ExecTable::new(handle.id.clone(), Arc::clone(grip), Arc::clone(&handle.events));
+    Connection::open(stream, table).await.map_err(|e| chain(&e))
+}
+
+/// Remembers a sandbox of which nothing runs any more. The sweep removes what is left of it.
+async fn bury(node: &Arc<Node>, stored: Stored, reason: EndReason) {
+    let mut sandbox = stored.sandbox;
+    // A stop that was in progress came to its end by itself; everything else is a failure.
+    let asked =
+        matches!(reason, EndReason::Asked | EndReason::Idle | EndReason::Lifetime | EndReason::NodeDown);
+    sandbox.state = if asked { State::Stopped } else { State::Failed };
+    sandbox.reason = Some(reason);
+    sandbox.ended_ms = Some(now_ms());
+    let ended = Ended { sandbox: sandbox.clone(), key: stored.key };
+    if let Some(key) = &ended.key {
+        node.keys.restore(key, &sandbox.id);
+    }
+    node.registry.insert(Handle::ended(sandbox.clone()));
+    let burier = Arc::clone(node);
+    let noted = tokio::task::spawn_blocking(move || {
+        burier.ended.append(&ended).and(record::remove(&burier.config.state_dir, ended.sandbox.id.random()))
+    });
+    if let Ok(Err(error)) = noted.await {
+        tracing::warn!(sandbox_id = %sandbox.id, %error, "the end of a sandbox is not noted in full");
+    }
+    tracing::info!(sandbox_id = %sandbox.id, reason = ?sandbox.reason, "sandbox did not outlive the edge");
+}

@@ -1,0 +1,243 @@
+//! The HTTP surface of one node. `docs/reference/http-api.md` is its contract. Handlers are thin: they
+//! check the form, find the sandbox, and hand over.
+
+mod archive;
+mod attach;
+mod bodies;
+mod execs;
+mod files;
+mod images;
+mod nodes;
+mod ports;
+mod sandboxes;
+mod sessions;
+mod watch;
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{FromRequest, FromRequestParts, Query, Request, State};
+use axum::http::{HeaderValue, StatusCode, header, request::Parts};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{any, get, post, put};
+use dsec_model::ErrorKind;
+use dsec_proto::rest::{ApiError, REQUEST_ID, status_of};
+use futures_util::FutureExt;
+use http_body_util::{BodyExt, Limited};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::error::invalid;
+use crate::ids;
+use crate::node::Node;
+use crate::sandbox::Entered;
+
+/// Largest JSON body, bytes: stdin of some MiB as base64 with what is around it.
+pub const JSON_BODY_MAX: usize = 8 << 20;
+/// Longest name of a request that is taken from its caller; a longer one is replaced.
+const REQUEST_ID_MAX: usize = 128;
+/// The project a request acts in, as control has found it.
+pub const PROJECT: &str = "x-dsec-project";
+
+/// All paths.
+pub fn router(node: Arc<Node>) -> Router {
+    let sandbox = Router::new()
+        .route("/", get(sandboxes::get).delete(sandboxes::delete))
+        .route("/stop", post(sandboxes::stop))
+        .route("/logs", get(sandboxes::logs))
+        .route("/execs", post(execs::start).get(execs::list))
+        .route("/execs/{eid}", get(execs::get))
+        .route("/execs/{eid}/stdout", get(execs::stdout))
+        .route("/execs/{eid}/stderr", get(execs::stderr))
+        .route("/execs/{eid}/attach", any(attach::attach))
+        .route("/execs/{eid}/stdin", put(execs::stdin))
+        .route("/execs/{eid}/signal", post(execs::signal))
+        .route("/execs/{eid}/resize", post(execs::resize))
+        .route("/sessions", post(sessions::open).get(sessions::list))
+        .route("/sessions/{sid}", get(sessions::get).delete(sessions::close))
+        .route("/files", get(files::read).put(files::write).delete(files::remove))
+        .route("/files/stat", get(files::stat))
+        .route("/files/list", get(files::list))
+        .route("/files/mkdir", post(files::mkdir))
+        .route("/files/move", post(files::rename))
+        .route("/files/watch", any(watch::watch))
+        .route("/archive", get(archive::pack).put(archive::unpack))
+        .route("/ports/{port}/http", any(ports::http))
+        .route("/ports/{port}/http/", any(ports::http))
+        .route("/ports/{port}/http/{*path}", any(ports::http))
+        .route("/ports/{port}/tcp", any(ports::tcp));
+    Router::new()
+        .route("/v1/sandboxes", post(sandboxes::create).get(sandboxes::list))
+        .nest("/v1/sandboxes/{id}", sandbox)
+        .route("/v1/images", get(images::list))
+        .route("/v1/images/{name}", get(images::get).put(images::import).delete(images::remove))
+        .route("/v1/nodes", get(nodes::list))
+        .route("/healthz", get(nodes::health))
+        .route("/internal/shutdown", post(nodes::shutdown))
+        .fallback(no_path)
+        .method_not_allowed_fallback(no_method)
+        .layer(middleware::from_fn(around))
+        .with_state(node)
+}
+
+async fn no_path(request: Request) -> Failure {
+    Failure(
+        ApiError::new(ErrorKind::NotFound, format!("no path {}", request.uri().path()))
+            .hint("docs/reference/http-api.md lists the paths"),
+    )
+}
+
+async fn no_method(request: Request) -> Failure {
+    Failure(
+        ApiError::new(ErrorKind::NotFound, format!("no {} on {}", request.method(), request.uri().path()))
+            .hint("docs/reference/http-api.md lists the methods of each path"),
+    )
+}
+
+/// Around every request: its name, its log line, and a panic of it turned into an answer.
+async fn around(mut request: Request, next: Next) -> Response {
+    let began = Instant::now();
+    let given = request.headers().get(REQUEST_ID).filter(|id| id.len() <= REQUEST_ID_MAX).cloned();
+    let id = given.unwrap_or_else(|| {
+        HeaderValue::try_from(ids::request()).unwrap_or_else(|_| HeaderValue::from_static("unnamed"))
+    });
+    request.headers_mut().insert(REQUEST_ID, id.clone());
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let answered = AssertUnwindSafe(next.run(request)).catch_unwind().await;
+    let mut response = answered.unwrap_or_else(|_| {
+        tracing::error!(op = %method, path, request_id = ?id, "a request panicked");
+        Failure(ApiError::new(ErrorKind::Internal, "the request met a defect in the edge")).into_response()
+    });
+    tracing::debug!(
+        op = %method,
+        path,
+        request_id = ?id,
+        status = response.status().as_u16(),
+        elapsed_ms = began.elapsed().as_secs_f64() * 1000.0,
+        "request answered"
+    );
+    response.headers_mut().insert(REQUEST_ID, id);
+    response
+}
+
+/// An [`ApiError`] as a response.
+#[derive(Debug)]
+pub struct Failure(pub ApiError);
+
+impl<E: Into<ApiError>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self(error.into())
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let status =
+            StatusCode::from_u16(status_of(self.0.kind())).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        (status, axum::Json(*self.0.0)).into_response()
+    }
+}
+
+/// What handlers answer.
+type Answer<T = Response> = Result<T, Failure>;
+
+/// A JSON body. The content type is not asked for, so that people can curl.
+pub struct Json<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
+    type Rejection = Failure;
+    async fn from_request(request: Request, _: &S) -> Result<Self, Failure> {
+        Ok(Self(parse(&body(request).await?)?))
+    }
+}
+
+/// A JSON body that may be empty.
+pub struct OptionalJson<T>(pub T);
+
+impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalJson<T> {
+    type Rejection = Failure;
+    async fn from_request(request: Request, _: &S) -> Result<Self, Failure> {
+        let bytes = body(request).await?;
+        if bytes.trim_ascii().is_empty() { Ok(Self(T::default())) } else { Ok(Self(parse(&bytes)?)) }
+    }
+}
+
+async fn body(request: Request) -> Result<Bytes, ApiError> {
+    match Limited::new(request.into_body(), JSON_BODY_MAX).collect().await {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) if error.is::<http_body_util::LengthLimitError>() => Err(ApiError::new(
+            ErrorKind::TooLarge,
+            format!("the JSON body is larger than {JSON_BODY_MAX} bytes"),
+        )
+        .hint("put large content into a file of the sandbox, or stream it")),
+        Err(_) => Err(invalid("the request's body ended before its length was reached")),
+    }
+}
+
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    serde_json::from_slice(bytes).map_err(|error| invalid(format!("the JSON body is not valid: {error}")))
+}
+
+/// Query parameters; unknown ones are refused by the types themselves.
+pub struct Params<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Params<T> {
+    type Rejection = Failure;
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
+        match Query::<T>::try_from_uri(&parts.uri) {
+            Ok(Query(params)) => Ok(Self(params)),
+            Err(rejection) => {
+                let cause = std::error::Error::source(&rejection)
+                    .map_or_else(|| rejection.to_string(), ToString::to_string);
+                Err(invalid(format!("the query is not valid: {cause}")).into())
+            }
+        }
+    }
+}
+
+/// The parts of a path, decoded.
+pub struct PathOf<T>(pub T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for PathOf<T> {
+    type Rejection = Failure;
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        match axum::extract::Path::<T>::from_request_parts(parts, state).await {
+            Ok(axum::extract::Path(path)) => Ok(Self(path)),
+            Err(rejection) => {
+                Err(invalid(format!("the path is not valid: {}", rejection.body_text())).into())
+            }
+        }
+    }
+}
+
+/// The running sandbox that the path names; for as long as it is held the sandbox is in use.
+pub struct In(pub Entered);
+
+#[derive(serde::Deserialize)]
+struct SandboxPath {
+    id: String,
+}
+
+impl FromRequestParts<Arc<Node>> for In {
+    type Rejection = Failure;
+    async fn from_request_parts(parts: &mut Parts, node: &Arc<Node>) -> Result<Self, Failure> {
+        let PathOf(SandboxPath { id }) = PathOf::from_request_parts(parts, node).await?;
+        Ok(Self(node.registry.get(&id)?.enter()?))
+    }
+}
+
+/// JSON with a status.
+fn json<T: Serialize>(status: StatusCode, value: &T) -> Response {
+    (status, axum::Json(value)).into_response()
+}
+
+/// Lines of JSON.
+fn ndjson(body: Body) -> Response {
+    ([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response()
+}
+
+type Shared = State<Arc<Node>>;

@@ -1,0 +1,214 @@
+//! Sandboxes: create, list, look, end.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{RawQuery, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+use dsec_model::{EndReason, ErrorKind, SandboxId, State as Life, TaskId};
+use dsec_proto::rest::{ApiError, CreateSandboxRequest, IDEMPOTENCY_KEY, Sandbox, SandboxList, StopRequest};
+use serde::Deserialize;
+
+use super::{Answer, Failure, Json, OptionalJson, PROJECT, Params, PathOf, Shared, json, ndjson};
+use crate::error::{internal, invalid, invalid_field};
+use crate::idempotency::StoredKey;
+use crate::node::Node;
+use crate::sandbox::create::{Created, create as create_sandbox};
+use crate::sandbox::{Handle, usage};
+
+/// Sandboxes of a page when nothing is said.
+const LIMIT_DEFAULT: usize = 100;
+/// Most sandboxes of a page.
+const LIMIT_MAX: usize = 1000;
+/// How long a look waits for a state when nothing is said, ms.
+const WAIT_DEFAULT_MS: u64 = 60_000;
+/// Longest wait for a state, ms.
+const WAIT_MAX_MS: u64 = 3_600_000;
+/// Longest grace of a stop, ms.
+const GRACE_MAX_MS: u64 = 3_600_000;
+
+pub(super) async fn create(
+    State(node): Shared,
+    headers: HeaderMap,
+    Json(request): Json<CreateSandboxRequest>,
+) -> Answer {
+    let text = |name: &str| match headers.get(name).map(axum::http::HeaderValue::to_str) {
+        None => Ok(None),
+        Some(Ok(text)) => Ok(Some(text)),
+        Some(Err(_)) => Err(invalid(format!("the header {name} is not visible ASCII"))),
+    };
+    let project = text(PROJECT)?.unwrap_or_default();
+    let key = text(IDEMPOTENCY_KEY)?.map(|key| StoredKey::new(project, key, &request)).transpose()?;
+    // A caller that hangs up drops this handler and not the create.
+    let made = tokio::spawn(create_sandbox(node, request, key)).await;
+    let Created { sandbox, fresh } =
+        made.map_err(|e| internal("the create met a defect in the edge", &e))??;
+    Ok(json(if fresh { StatusCode::CREATED } else { StatusCode::OK }, &sandbox))
+}
+
+/// A list's query. Written out by hand because keys repeat.
+#[derive(Default)]
+struct Filter {
+    states: Vec<Life>,
+    task: Option<TaskId>,
+    labels: Vec<(String, String)>,
+    limit: Option<usize>,
+    cursor: Option<(u64, SandboxId)>,
+    usage: bool,
+}
+
+impl Filter {
+    fn parse(query: &str) -> Result<Self, ApiError> {
+        let uri = axum::http::Uri::builder().path_and_query(format!("/?{query}")).build();
+        let pairs = uri.ok().and_then(|uri| {
+            axum::extract::Query::<Vec<(String, String)>>::try_from_uri(&uri).ok().map(|query| query.0)
+        });
+        let mut filter = Self::default();
+        for (key, value) in pairs.ok_or_else(|| invalid("the query is not valid"))? {
+            match key.as_str() {
+                "state" => filter.states.push(parse_state("state", &value)?),
+                "task_id" => filter.task = Some(value.parse().map_err(|e| crate::error::bad_id(&e))?),
+                "label" => {
+                    let pair = value.split_once('=').ok_or_else(|| {
+                        invalid_field("label", format!("label is {value:?}; it must look like key=value"))
+                    })?;
+                    filter.labels.push((pair.0.to_owned(), pair.1.to_owned()));
+                }
+                "limit" => {
+                    let limit = value.parse().ok().filter(|n| (1..=LIMIT_MAX).contains(n));
+                    filter.limit = Some(limit.ok_or_else(|| {
+                        invalid_field("limit", format!("limit is {value:?}; it must be 1 to {LIMIT_MAX}"))
+                    })?);
+                }
+                "cursor" => {
+                    let cursor =
+                        value.split_once('.').and_then(|(at, id)| Some((at.parse().ok()?, id.parse().ok()?)));
+                    filter.cursor = Some(cursor.ok_or_else(|| {
+                        invalid_field("cursor", format!("cursor is {value:?}; give a next_cursor as it came"))
+                    })?);
+                }
+                "usage" => {
+                    filter.usage = value.parse().map_err(|_| {
+                        invalid_field("usage", format!("usage is {value:?}; it must be true or false"))
+                    })?;
+                }
+                other => return Err(invalid_field(other, format!("the query has no parameter {other:?}"))),
+            }
+        }
+        Ok(filter)
+    }
+
+    fn takes(&self, sandbox: &Sandbox) -> bool {
+        (self.states.is_empty() || self.states.contains(&sandbox.state))
+            && self.task.as_ref().is_none_or(|task| sandbox.task_id.as_ref() == Some(task))
+            && self.labels.iter().all(|(key, value)| sandbox.labels.get(key) == Some(value))
+            && self
+                .cursor
+                .as_ref()
+                .is_none_or(|(at, id)| (Reverse(sandbox.created_ms), &sandbox.id) > (Reverse(*at), id))
+    }
+}
+
+fn parse_state(field: &str, text: &str) -> Result<Life, ApiError> {
+    serde_json::from_value(serde_json::Value::String(text.to_owned())).map_err(|_| {
+        invalid_field(
+            field,
+            format!("{field} is {text:?}; it must be creating, running, stopping, stopped or failed"),
+        )
+    })
+}
+
+pub(super) async fn list(State(node): Shared, RawQuery(query): RawQuery) -> Answer {
+    let filter = Filter::parse(&query.unwrap_or_default())?;
+    let mut found: Vec<(Arc<Sandbox>, Arc<Handle>)> =
+        node.registry.all().into_iter().map(|handle| (handle.record(), handle)).collect();
+    found.retain(|(record, _)| filter.takes(record));
+    found.sort_unstable_by(|(a, _), (b, _)| {
+        (Reverse(a.created_ms), &a.id).cmp(&(Reverse(b.created_ms), &b.id))
+    });
+    let limit = filter.limit.unwrap_or(LIMIT_DEFAULT);
+    let more = found.len() > limit;
+    found.truncate(limit);
+    let next_cursor =
+        found.last().filter(|_| more).map(|(last, _)| format!("{}.{}", last.created_ms, last.id));
+    let sandboxes = if filter.usage {
+        let read = tokio::task::spawn_blocking(move || {
+            found.iter().map(|(record, handle)| with_usage(handle, record)).collect()
+        });
+        read.await.map_err(|e| internal("reading the sandboxes' usage broke off", &e))?
+    } else {
+        found.iter().map(|(record, _)| Sandbox { usage: None, ..Sandbox::clone(record) }).collect()
+    };
+    Ok(json(StatusCode::OK, &SandboxList { sandboxes, next_cursor }))
+}
+
+/// Blocks for some tens of microseconds.
+fn with_usage(handle: &Handle, record: &Sandbox) -> Sandbox {
+    let mut sandbox = record.clone();
+    if let Some(live) = handle.peek() {
+        sandbox.usage = live.grip.with(|instance| usage(instance, &handle.traffic));
+    }
+    sandbox
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct GetParams {
+    wait_state: Option<String>,
+    timeout_ms: Option<u64>,
+}
+
+/// A look at the record is no use of the sandbox, or watching for an idle one to end would keep it.
+pub(super) async fn get(
+    State(node): Shared,
+    PathOf(id): PathOf<String>,
+    Params(params): Params<GetParams>,
+) -> Answer {
+    let handle = node.registry.get(&id)?;
+    if let Some(text) = &params.wait_state {
+        let wanted = parse_state("wait_state", text)?;
+        let ms = params.timeout_ms.unwrap_or(WAIT_DEFAULT_MS).min(WAIT_MAX_MS);
+        let waited =
+            tokio::time::timeout(Duration::from_millis(ms), handle.wait_for(|state| state == wanted)).await;
+        if waited.is_err() {
+            let state = handle.state().as_str();
+            return Err(Failure(
+                ApiError::new(
+                    ErrorKind::DeadlineExceeded,
+                    format!("sandbox {id} is {state} and was not {text} within {ms} ms"),
+                )
+                .detail(serde_json::json!({ "sandbox_id": id, "state": state })),
+            ));
+        }
+    } else if params.timeout_ms.is_some() {
+        return Err(invalid_field("timeout_ms", "timeout_ms goes with wait_state only").into());
+    }
+    let read = tokio::task::spawn_blocking(move || with_usage(&handle, &handle.record()));
+    let sandbox = read.await.map_err(|e| internal("reading the sandbox's usage broke off", &e))?;
+    Ok(json(StatusCode::OK, &sandbox))
+}
+
+async fn end(node: &Node, id: &str, grace_ms: u64) -> Answer {
+    let handle = node.registry.get(id)?;
+    let record = handle.stop(EndReason::Asked, grace_ms.min(GRACE_MAX_MS)).await?;
+    Ok(json(StatusCode::OK, &*record))
+}
+
+pub(super) async fn stop(
+    State(node): Shared,
+    PathOf(id): PathOf<String>,
+    OptionalJson(request): OptionalJson<StopRequest>,
+) -> Answer {
+    end(&node, &id, request.grace_ms).await
+}
+
+pub(super) async fn delete(State(node): Shared, PathOf(id): PathOf<String>) -> Answer {
+    end(&node, &id, 0).await
+}
+
+pub(super) async fn logs(State(node): Shared, PathOf(id): PathOf<String>) -> Answer<Response> {
+    Ok(ndjson(Body::from(node.registry.get(&id)?.events.ndjson())))
+}

@@ -1,0 +1,218 @@
+//! `edge.toml`: read once, checked once, then passed down as [`Config`].
+
+use std::path::{Path, PathBuf};
+
+use dsec_model::{Limits, NodeId};
+use serde::Deserialize;
+
+/// Sandboxes a node takes when nothing is said: above the 3,200 that the field has seen stable.
+const MAX_SANDBOXES_DEFAULT: u64 = 4000;
+/// Most that may be configured: one sandbox takes a range of 65,536 host ids, and 2^32 of them exist.
+const MAX_SANDBOXES_MAX: u64 = 60_000;
+/// Longest path of a Unix socket (`sun_path` has 108 bytes with its NUL).
+const SOCKET_PATH_MAX: usize = 107;
+
+/// The file as it is written.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    node: String,
+    state_dir: PathBuf,
+    socket: Option<PathBuf>,
+    aether: Option<PathBuf>,
+    max_sandboxes: Option<u64>,
+    #[serde(default)]
+    defaults: Defaults,
+}
+
+/// Limits of sandboxes whose create leaves them out, in the words of the create request.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Defaults {
+    memory_limit_mb: Option<u64>,
+    cpu_cores_limit: Option<f64>,
+    cpu_weight: Option<u64>,
+    pids_limit: Option<u64>,
+    open_files_limit: Option<u64>,
+    disk_limit_mb: Option<u64>,
+    disk_files_limit: Option<u64>,
+    ttl_running_stop: Option<u64>,
+    max_lifetime: Option<u64>,
+}
+
+/// What the edge runs with.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// This node's name.
+    pub node: NodeId,
+    /// Root of everything the edge keeps.
+    pub state_dir: PathBuf,
+    /// Where it serves.
+    pub socket: PathBuf,
+    /// The agent's binary.
+    pub aether: PathBuf,
+    /// Most sandboxes at once.
+    pub max_sandboxes: u64,
+    /// Limits of a create that says nothing. On a node with fewer cores or less memory or disk they
+    /// are lowered to what it has.
+    pub defaults: Limits,
+}
+
+/// Why a configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// It cannot be read.
+    #[error("{path} cannot be read")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// It is no such file.
+    #[error("{path} is not valid")]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Box<toml::de::Error>,
+    },
+    /// A value is out of its range.
+    #[error("{path}: {message}")]
+    Value {
+        /// The file.
+        path: PathBuf,
+        /// Which and why.
+        message: String,
+    },
+}
+
+impl Config {
+    /// Reads and checks a file.
+    ///
+    /// # Errors
+    /// It cannot be read, has an unknown or missing field, or a value out of its range.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        Self::parse(&text, path)
+    }
+
+    /// Checks a file's text; `path` is for the errors.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
+        let file: File = toml::from_str(text)
+            .map_err(|source| ConfigError::Parse { path: path.to_owned(), source: Box::new(source) })?;
+        let value = |message: String| ConfigError::Value { path: path.to_owned(), message };
+        let node: NodeId = file.node.parse().map_err(|e: dsec_model::IdError| value(e.to_string()))?;
+        if !file.state_dir.is_absolute() {
+            return Err(value(format!(
+                "state_dir is {}; it must be an absolute path",
+                file.state_dir.display()
+            )));
+        }
+        let socket = file.socket.unwrap_or_else(|| file.state_dir.join("run/edge.sock"));
+        let length = socket.as_os_str().len();
+        if !socket.is_absolute() || length > SOCKET_PATH_MAX {
+            return Err(value(format!(
+                "socket is {} ({length} bytes); it must be an absolute path of at most {SOCKET_PATH_MAX} bytes",
+                socket.display()
+            )));
+        }
+        let max_sandboxes = file.max_sandboxes.unwrap_or(MAX_SANDBOXES_DEFAULT);
+        if !(1..=MAX_SANDBOXES_MAX).contains(&max_sandboxes) {
+            return Err(value(format!(
+                "max_sandboxes is {max_sandboxes}; it must be 1 to {MAX_SANDBOXES_MAX}"
+            )));
+        }
+        let defaults = file.defaults.over(Limits::default()).map_err(value)?;
+        Ok(Self {
+            node,
+            socket,
+            aether: file.aether.unwrap_or_else(beside_this_program),
+            max_sandboxes,
+            defaults,
+            state_dir: file.state_dir,
+        })
+    }
+}
+
+fn beside_this_program() -> PathBuf {
+    std::env::current_exe()
+        .ok()
+        .and_then(|exe| exe.parent().map(|dir| dir.join("dsec-aether")))
+        .unwrap_or_else(|| PathBuf::from("/usr/lib/dsec/dsec-aether"))
+}
+
+impl Defaults {
+    fn over(self, base: Limits) -> Result<Limits, String> {
+        let cpu_millis = match self.cpu_cores_limit {
+            None => base.cpu_millis,
+            Some(cores) => cores_to_millis(cores).ok_or_else(|| {
+                format!("defaults.cpu_cores_limit is {cores}; it must be a positive number")
+            })?,
+        };
+        Ok(Limits {
+            memory_mib: self.memory_limit_mb.unwrap_or(base.memory_mib),
+            cpu_millis,
+            cpu_weight: self.cpu_weight.unwrap_or(base.cpu_weight),
+            pids: self.pids_limit.unwrap_or(base.pids),
+            nofile: self.open_files_limit.unwrap_or(base.nofile),
+            disk_mib: self.disk_limit_mb.unwrap_or(base.disk_mib),
+            disk_files: self.disk_files_limit.unwrap_or(base.disk_files),
+            max_lifetime_s: self.max_lifetime.unwrap_or(base.max_lifetime_s),
+            ttl_running_stop_s: self.ttl_running_stop.unwrap_or(base.ttl_running_stop_s),
+        })
+    }
+}
+
+/// Cores as thousandths; `None` for what is no number of cores.
+pub fn cores_to_millis(cores: f64) -> Option<u64> {
+    const MOST: f64 = 1e9;
+    (cores.is_finite() && (0.0..MOST).contains(&cores)).then(|| (cores * 1000.0).round() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Config, ConfigError> {
+        Config::parse(text, Path::new("edge.toml"))
+    }
+
+    #[test]
+    fn the_shortest_file_is_enough() {
+        let config = parse("node = \"n1\"\nstate_dir = \"/var/lib/dsec\"\n").unwrap();
+        assert_eq!(config.socket, Path::new("/var/lib/dsec/run/edge.sock"));
+        assert_eq!(config.max_sandboxes, 4000);
+        assert_eq!(config.defaults, Limits::default());
+    }
+
+    #[test]
+    fn defaults_are_in_the_callers_units() {
+        let config = parse(
+            "node = \"n1\"\nstate_dir = \"/x\"\n[defaults]\ncpu_cores_limit = 1.5\nmax_lifetime = 60\n",
+        )
+        .unwrap();
+        assert_eq!((config.defaults.cpu_millis, config.defaults.max_lifetime_s), (1500, 60));
+    }
+
+    #[test]
+    fn what_is_unknown_or_out_of_range_is_refused_with_its_name() {
+        for (text, word) in [
+            ("node = \"n1\"\nstate_dir = \"/x\"\nsokcet = \"/y\"\n", "sokcet"),
+            ("node = \"N_1\"\nstate_dir = \"/x\"\n", "N_1"),
+            ("node = \"n1\"\nstate_dir = \"x\"\n", "state_dir"),
+            ("node = \"n1\"\nstate_dir = \"/x\"\nmax_sandboxes = 0\n", "max_sandboxes"),
+            ("node = \"n1\"\nstate_dir = \"/x\"\n[defaults]\ncpu_cores_limit = -1\n", "cpu_cores_limit"),
+            ("state_dir = \"/x\"\n", "node"),
+        ] {
+            let text = crate::error::chain(&parse(text).unwrap_err());
+            assert!(text.contains(word), "{text}");
+        }
+    }
+}

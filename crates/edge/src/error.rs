@@ -1,0 +1,190 @@
+//! The one place where failures of the parts below become what a caller is told. Causes that are
+//! none of the caller's business go to the log, once, with their chain.
+
+use std::error::Error;
+use std::fmt::Write as _;
+
+use dsec_backend::BackendError;
+use dsec_image::{ImageNameError, ImportError, StoreError};
+use dsec_model::{ErrorKind, IdError, LimitsError, SandboxId, State};
+use dsec_proto::guest::{GuestError, GuestErrorKind};
+use dsec_proto::rest::{ApiError, Sandbox};
+
+use crate::guest::CallError;
+
+/// An error with all that caused it, as one text.
+pub fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            let _ = write!(text, ": {cause_text}");
+        }
+        next = cause.source();
+    }
+    text
+}
+
+/// A failure of this host or a defect: the chain goes to the log, the caller gets `what`.
+pub fn internal(what: &str, error: &dyn Error) -> ApiError {
+    tracing::error!(error = chain(error), op = what, "internal failure");
+    ApiError::new(ErrorKind::Internal, what)
+        .hint("the node's log has the cause; `dsec doctor` checks the host")
+}
+
+/// A value of a request that cannot be taken.
+pub fn invalid(message: impl Into<String>) -> ApiError {
+    ApiError::new(ErrorKind::InvalidArgument, message)
+}
+
+/// A value of one named field that cannot be taken.
+pub fn invalid_field(field: &str, message: impl Into<String>) -> ApiError {
+    invalid(message).detail(serde_json::json!({ "field": field }))
+}
+
+/// No sandbox of this id is known here.
+pub fn no_sandbox(id: &str) -> ApiError {
+    ApiError::new(ErrorKind::NotFound, format!("no sandbox {id} on this node"))
+        .detail(serde_json::json!({ "sandbox_id": id }))
+        .hint("`dsec ls` lists them; a sandbox that ended is forgotten after an hour")
+}
+
+/// The sandbox is not in a state that takes requests.
+pub fn not_running(record: &Sandbox) -> ApiError {
+    let hint = match record.state {
+        State::Creating => "wait for it with GET /v1/sandboxes/{id}?wait_state=running",
+        State::Running => "try again",
+        State::Stopping | State::Stopped | State::Failed => "create another one",
+    };
+    ApiError::new(ErrorKind::Conflict, format!("sandbox {} is {}", record.id, record.state.as_str()))
+        .detail(serde_json::json!({
+            "sandbox_id": record.id, "state": record.state, "reason": record.reason,
+        }))
+        .hint(hint)
+}
+
+/// The agent of a sandbox cannot be reached.
+pub fn agent_gone(why: &str) -> ApiError {
+    ApiError::new(ErrorKind::Unavailable, format!("the sandbox's agent cannot be reached: {why}"))
+        .hint("the sandbox is being ended as failed; create another one")
+}
+
+/// Something of a sandbox's that is not there.
+pub fn no_such(what: &str, name: &str, id: &SandboxId) -> ApiError {
+    ApiError::new(ErrorKind::NotFound, format!("no {what} {name} in sandbox {id}"))
+        .detail(serde_json::json!({ "sandbox_id": id, what: name }))
+}
+
+/// What an agent answered, as a caller is told.
+pub fn from_guest(error: GuestError) -> ApiError {
+    let kind = match GuestErrorKind::try_from(error.kind).unwrap_or(GuestErrorKind::Internal) {
+        GuestErrorKind::Internal => ErrorKind::Internal,
+        GuestErrorKind::InvalidArgument => ErrorKind::InvalidArgument,
+        GuestErrorKind::NotFound => ErrorKind::NotFound,
+        GuestErrorKind::AlreadyExists => ErrorKind::AlreadyExists,
+        GuestErrorKind::Conflict => ErrorKind::Conflict,
+        GuestErrorKind::PermissionDenied => ErrorKind::PermissionDenied,
+        GuestErrorKind::ResourceExhausted => ErrorKind::ResourceExhausted,
+        GuestErrorKind::TooLarge => ErrorKind::TooLarge,
+        GuestErrorKind::Unavailable => ErrorKind::Unavailable,
+    };
+    ApiError::new(kind, error.message).hint(error.hint)
+}
+
+impl From<CallError> for ApiError {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::Guest(error) => from_guest(error),
+            CallError::Closed(why) => agent_gone(&why),
+            CallError::TimedOut => ApiError::new(
+                ErrorKind::Unavailable,
+                format!("the sandbox's agent did not answer within {} s", crate::guest::REPLY_MAX.as_secs()),
+            )
+            .hint("the node is overloaded or the sandbox hangs; try again or stop it"),
+            CallError::Busy => ApiError::new(
+                ErrorKind::ResourceExhausted,
+                format!("{} requests wait for the sandbox's agent", crate::guest::IN_FLIGHT_MAX),
+            )
+            .hint("send fewer at once"),
+            CallError::Unexpected => {
+                tracing::error!("an agent gave an answer of the wrong kind");
+                ApiError::new(ErrorKind::Internal, "the sandbox's agent gave an answer that does not fit")
+            }
+        }
+    }
+}
+
+/// A failed launch, as its caller is told.
+pub fn launch_failed(id: &SandboxId, error: &BackendError) -> ApiError {
+    let text = chain(error);
+    tracing::error!(sandbox_id = %id, error = text, "launch failed");
+    ApiError::new(ErrorKind::Internal, format!("sandbox {id} could not be launched: {text}"))
+        .detail(serde_json::json!({ "sandbox_id": id }))
+        .hint("`dsec doctor` checks what a launch needs")
+}
+
+/// A limit out of its range.
+pub fn bad_limit(error: &LimitsError) -> ApiError {
+    // The caller wrote cores, the model counts thousandths.
+    let (field, message) = if error.field == "cpu_limit_millis" {
+        let cores = |millis: u64| millis as f64 / 1000.0;
+        let message = format!(
+            "cpu_cores_limit is {}; it must be between {} and {}{}",
+            cores(error.given),
+            cores(error.min),
+            cores(error.max),
+            error.because
+        );
+        ("cpu_cores_limit", message)
+    } else {
+        (error.field, error.to_string())
+    };
+    invalid(message).detail(serde_json::json!({ "field": field, "min": error.min, "max": error.max }))
+}
+
+/// An id in a path or a body that is none.
+pub fn bad_id(error: &IdError) -> ApiError {
+    invalid(error.to_string())
+}
+
+/// A name that no image can have.
+pub fn bad_image_name(error: &ImageNameError) -> ApiError {
+    invalid_field("name", error.to_string())
+}
+
+/// A failed import. Its text says what was found and what to do, so the whole chain is for the caller.
+pub fn import_failed(error: &ImportError) -> ApiError {
+    let kind = error.kind();
+    if kind == ErrorKind::Internal {
+        tracing::error!(error = chain(error), "import failed");
+    }
+    ApiError::new(kind, chain(error))
+}
+
+/// A failed image store.
+pub fn store_failed(error: &StoreError) -> ApiError {
+    if error.kind() == ErrorKind::Internal {
+        return internal("the image store failed", error);
+    }
+    ApiError::new(error.kind(), chain(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chain_names_each_cause_once() {
+        let cause = std::io::Error::other("no space");
+        let error = BackendError::new("writing /x", cause);
+        assert_eq!(chain(&error), "writing /x: no space");
+    }
+
+    #[test]
+    fn a_core_limit_is_told_in_the_callers_unit() {
+        let error =
+            LimitsError { field: "cpu_limit_millis", given: 9000, min: 10, max: 2000, because: " (all)" };
+        assert_eq!(bad_limit(&error).0.message, "cpu_cores_limit is 9; it must be between 0.01 and 2 (all)");
+    }
+}

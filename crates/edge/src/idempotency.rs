@@ -1,0 +1,147 @@
+//! Creates with a key happen once.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dsec_model::{ErrorKind, SandboxId};
+use dsec_proto::rest::{ApiError, CreateSandboxRequest};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use tokio::sync::watch;
+
+use crate::error::invalid;
+
+/// Longest key, bytes.
+const KEY_MAX: usize = 128;
+
+/// A key as it is kept with its sandbox's record.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct StoredKey {
+    /// Whose key it is: the same text of two projects is two keys.
+    pub project: String,
+    /// The caller's text.
+    pub key: String,
+    /// SHA-256 of the request's canonical form, hex.
+    pub request: String,
+}
+
+impl StoredKey {
+    /// Checks a key and binds it to its request.
+    ///
+    /// # Errors
+    /// It is not 1 to 128 visible ASCII characters.
+    pub fn new(project: &str, key: &str, request: &CreateSandboxRequest) -> Result<Self, ApiError> {
+        if key.is_empty() || key.len() > KEY_MAX || !key.bytes().all(|b| b.is_ascii_graphic()) {
+            return Err(invalid(format!(
+                "the idempotency-key has {} bytes; it must be 1 to {KEY_MAX} visible ASCII characters",
+                key.len()
+            )));
+        }
+        // Maps are ordered and absent fields are left out, so equal requests have equal texts.
+        let text = serde_json::to_vec(request).map_err(|e| invalid(e.to_string()))?;
+        let request = Sha256::digest(&text).iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(Self { project: project.to_owned(), key: key.to_owned(), request })
+    }
+}
+
+type Outcome = Option<Result<SandboxId, ApiError>>;
+
+struct Slot {
+    request: String,
+    outcome: watch::Receiver<Outcome>,
+}
+
+/// The keys of this node's sandboxes.
+#[derive(Default)]
+pub struct Keys {
+    slots: Mutex<HashMap<(String, String), Slot>>,
+}
+
+/// What to do with a create.
+pub enum Claim {
+    /// It is the first of its key: create, and report to this.
+    First(Reservation),
+    /// Another has made, or is making, this sandbox.
+    Known(watch::Receiver<Outcome>),
+}
+
+/// A key held by the create in progress. Dropped without an outcome, it is free again.
+pub struct Reservation {
+    keys: Arc<Keys>,
+    key: StoredKey,
+    outcome: watch::Sender<Outcome>,
+}
+
+impl Reservation {
+    /// Tells all who wait how the create went. A failed one frees the key.
+    pub fn settle(self, result: &Result<SandboxId, ApiError>) {
+        self.outcome.send_replace(Some(result.clone()));
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let made = matches!(*self.outcome.borrow(), Some(Ok(_)));
+        if !made {
+            self.keys.lock().remove(&(self.key.project.clone(), self.key.key.clone()));
+        }
+    }
+}
+
+impl Keys {
+    fn lock(&self) -> MutexGuard<'_, HashMap<(String, String), Slot>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Claims a key.
+    ///
+    /// # Errors
+    /// The key belongs to another request.
+    pub fn claim(self: &Arc<Self>, key: &StoredKey) -> Result<Claim, ApiError> {
+        let mut slots = self.lock();
+        let at = (key.project.clone(), key.key.clone());
+        match slots.get(&at) {
+            Some(slot) if slot.request == key.request => Ok(Claim::Known(slot.outcome.clone())),
+            Some(_) => Err(ApiError::new(
+                ErrorKind::AlreadyExists,
+                format!("the idempotency-key {:?} was used for another request", key.key),
+            )
+            .hint("draw a new key for each new sandbox")),
+            None => {
+                let (outcome, receiver) = watch::channel(None);
+                slots.insert(at, Slot { request: key.request.clone(), outcome: receiver });
+                Ok(Claim::First(Reservation { keys: Arc::clone(self), key: key.clone(), outcome }))
+            }
+        }
+    }
+
+    /// Enters the key of a sandbox that is there already.
+    pub fn restore(&self, key: &StoredKey, id: &SandboxId) {
+        let (_, outcome) = watch::channel(Some(Ok(id.clone())));
+        self.lock()
+            .insert((key.project.clone(), key.key.clone()), Slot { request: key.request.clone(), outcome });
+    }
+
+    /// Forgets keys of sandboxes that are not known any more.
+    pub fn retain(&self, known: impl Fn(&SandboxId) -> bool) {
+        self.lock().retain(|_, slot| match &*slot.outcome.borrow() {
+            Some(Ok(id)) => known(id),
+            _ => true,
+        });
+    }
+}
+
+/// Waits for the create that holds the key.
+///
+/// # Errors
+/// It failed.
+pub async fn outcome(mut slot: watch::Receiver<Outcome>) -> Result<SandboxId, ApiError> {
+    let interrupted = || {
+        ApiError::new(ErrorKind::Unavailable, "the create that this one waited for was interrupted")
+            .hint("send it again with the same key")
+    };
+    match slot.wait_for(Option::is_some).await {
+        Ok(outcome) => outcome.clone().unwrap_or_else(|| Err(interrupted())),
+        Err(_) => Err(interrupted()),
+    }
+}

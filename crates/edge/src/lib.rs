@@ -1,0 +1,37 @@
+//! The node agent. One process a node, root, that owns the node's sandboxes: it admits and launches
+//! them, talks to the agent inside each, serves their part of the HTTP API on a Unix socket, and
+//! finds them again after a restart.
+//!
+//! ```text
+//! control ──HTTP──► server ► api ─┬─► registry ► sandbox::Handle ──mailbox──► sandbox::actor ► launch (backend)
+//!                                 │                 │ Live                      (lifecycle, timers, record, end)
+//!                                 │                 └─► guest::Connection ──frames──► aether
+//!                                 └─► images ► dsec-image
+//! ```
+//!
+//! - A sandbox's life is decided by `dsec_model::lifecycle::step` alone; [`sandbox::actor`] executes.
+//! - Commands and files do not pass the actor: they go straight down the sandbox's connection, which
+//!   bounds what is in flight. Nothing that a caller holds open can delay a stop.
+//! - The kernel is behind [`launch::Launch`], so everything here runs in tests without it.
+
+pub mod admit;
+pub mod adopt;
+pub mod api;
+pub mod clock;
+pub mod config;
+pub mod doctor;
+pub mod ended;
+pub mod error;
+pub mod guest;
+pub mod idempotency;
+pub mod ids;
+pub mod images;
+pub mod launch;
+pub mod lock;
+pub mod maintenance;
+pub mod node;
+pub mod registry;
+pub mod remote;
+pub mod sandbox;
+pub mod server;
+pub mod shutdown;

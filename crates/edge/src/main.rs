@@ -1,0 +1,206 @@
+//! `dsec-edge`: the node agent.
+//!
+//! The order in `run` is load-bearing: the backend forks its launcher, so it starts while this process
+//! has one thread; the lock comes before it, so that two edges never share a state directory.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use clap::{Parser, Subcommand};
+use dsec_backend::NodePaths;
+use dsec_backend::container::ContainerBackend;
+use dsec_edge::config::Config;
+use dsec_edge::launch::Containers;
+use dsec_edge::lock::{LockError, StateLock};
+use dsec_edge::node::Node;
+use dsec_edge::server::{Socket, serve};
+use dsec_edge::shutdown::{self, Progress};
+use dsec_edge::{doctor, remote};
+use dsec_proto::rest::{Feature, FeatureState};
+use futures_util::StreamExt as _;
+
+/// Threads that may block at once: launches, clean-ups and file content. More would not make a node's
+/// few cores faster, fewer would let slow disks starve launches.
+const BLOCKING_THREADS: usize = 256;
+
+/// The node agent of dsec: runs the node's sandboxes.
+#[derive(Parser)]
+#[command(name = "dsec-edge", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serves the node. SIGTERM ends the edge and leaves its sandboxes running.
+    Run {
+        /// The edge's configuration.
+        #[arg(long)]
+        config: PathBuf,
+        /// Writes "ready" and a line end to this descriptor when serving.
+        #[arg(long)]
+        ready_fd: Option<i32>,
+    },
+    /// Ends every sandbox of the node, and the edge.
+    Down {
+        /// The edge's configuration.
+        #[arg(long)]
+        config: PathBuf,
+    },
+    /// Tries what this host's kernel can do.
+    Doctor {
+        /// The edge's configuration, for its paths.
+        #[arg(long)]
+        config: Option<PathBuf>,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Run { config, ready_fd } => run(&config, ready_fd),
+        Command::Down { config } => down(&config),
+        Command::Doctor { config, json } => check(config.as_deref(), json),
+    };
+    match done {
+        Ok(code) => code,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "dsec-edge: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn log_to_stderr(default: &str) {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("DSEC_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+}
+
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .max_blocking_threads(BLOCKING_THREADS)
+        .build()
+        .context("the async runtime cannot be started")
+}
+
+fn start_backend(config: &Config) -> anyhow::Result<Arc<Containers>> {
+    let paths = NodePaths { state_dir: config.state_dir.clone(), aether: config.aether.clone() };
+    Ok(Arc::new(Containers::start(&paths).context("the container backend cannot be started")?))
+}
+
+fn run(config: &Path, ready_fd: Option<i32>) -> anyhow::Result<ExitCode> {
+    log_to_stderr("info");
+    let config = Config::load(config)?;
+    let _lock = StateLock::take(&config.state_dir)?;
+    let backend = start_backend(&config)?;
+    let runtime = runtime()?;
+    let code = runtime.block_on(async {
+        let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+        let mut interrupt = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())?;
+        let path = config.socket.clone();
+        let node = Node::start(config, backend).await?;
+        let socket =
+            Socket::bind(&path).with_context(|| format!("{} cannot be served on", path.display()))?;
+        if let Some(fd) = ready_fd {
+            tell_ready(fd)?;
+        }
+        tracing::info!(socket = %path.display(), "the edge serves");
+        tokio::select! {
+            () = serve(node, socket) => tracing::info!("the node was taken down"),
+            _ = terminate.recv() => tracing::info!("terminated; sandboxes run on"),
+            _ = interrupt.recv() => tracing::info!("interrupted; sandboxes run on"),
+        }
+        anyhow::Ok(ExitCode::SUCCESS)
+    });
+    // Blocking threads may sit in reads that nobody waits for any more.
+    runtime.shutdown_background();
+    code
+}
+
+fn tell_ready(fd: i32) -> anyhow::Result<()> {
+    anyhow::ensure!(fd > 2, "--ready-fd is {fd}; it must be a descriptor above 2 that the caller passed");
+    let mut file = std::fs::File::options()
+        .write(true)
+        .open(format!("/proc/self/fd/{fd}"))
+        .with_context(|| format!("--ready-fd {fd} is no open descriptor"))?;
+    file.write_all(b"ready\n").with_context(|| format!("--ready-fd {fd} cannot be written"))?;
+    Ok(())
+}
+
+fn show(progress: &Progress) -> bool {
+    let mut err = std::io::stderr();
+    let shown = match progress {
+        Progress::Stopping { left, total } => writeln!(err, "{} of {total} sandboxes ended", total - left),
+        Progress::Backend => writeln!(err, "taking the node's own things down"),
+        Progress::Done => writeln!(err, "nothing is left"),
+        Progress::Error { message } => writeln!(err, "something is left: {message}"),
+    };
+    shown.is_ok() && *progress == Progress::Done
+}
+
+fn down(config: &Path) -> anyhow::Result<ExitCode> {
+    log_to_stderr("warn");
+    let config = Config::load(config)?;
+    let code = |done: bool| if done { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    match StateLock::take(&config.state_dir) {
+        Err(LockError::Held { .. }) => {
+            let done = runtime()?.block_on(remote::shut_down(&config.socket, show))?;
+            // The socket's last line comes before the process ends; whoever comes next may need the lock.
+            remote::wait_for_lock(&config.state_dir)?;
+            Ok(code(done))
+        }
+        Err(error) => Err(error.into()),
+        Ok(_lock) => {
+            let backend = start_backend(&config)?;
+            let done = runtime()?.block_on(async {
+                let node = Node::start(config, backend).await?;
+                let mut lines = std::pin::pin!(shutdown::start(node));
+                let mut done = false;
+                while let Some(progress) = lines.next().await {
+                    done = show(&progress);
+                }
+                anyhow::Ok(done)
+            })?;
+            Ok(code(done))
+        }
+    }
+}
+
+fn check(config: Option<&Path>, json: bool) -> anyhow::Result<ExitCode> {
+    log_to_stderr("error");
+    let mut features = match config.map(Config::load).transpose()? {
+        Some(config) => doctor::own(&config.aether, &config.state_dir),
+        None => {
+            let beside = std::env::current_exe()?.with_file_name("dsec-aether");
+            doctor::own(&beside, Path::new("/var/lib/dsec"))
+        }
+    };
+    features.extend(doctor::features(ContainerBackend::probe()));
+    let mut out = std::io::stdout();
+    if json {
+        serde_json::to_writer_pretty(&mut out, &features)?;
+        writeln!(out)?;
+    } else {
+        for Feature { name, purpose, state, found, remedy } in &features {
+            let mark = match state {
+                FeatureState::Works => "works   ",
+                FeatureState::Degraded => "degraded",
+                FeatureState::Missing => "MISSING ",
+            };
+            writeln!(out, "{mark}  {name}: {found} ({purpose})")?;
+            if !remedy.is_empty() {
+                writeln!(out, "          {remedy}")?;
+            }
+        }
+    }
+    let missing = features.iter().any(|feature| feature.state == FeatureState::Missing);
+    Ok(if missing { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}

@@ -1,0 +1,254 @@
+//! A create, from the checked request to a sandbox that runs.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dsec_model::{ErrorKind, Limits, SandboxId, State};
+use dsec_proto::guest::{Check, Request};
+use dsec_proto::rest::{
+    self, ApiError, CreateSandboxRequest, ExecRequest, LaunchPhase, Sandbox, SandboxLimits,
+};
+use serde_json::json;
+use tokio::sync::oneshot;
+
+use super::actor::{self, Holds, Launched, Origin};
+use super::record::{Stored, StoredSpec};
+use super::{Grip, Handle, plan, run};
+use crate::clock::{micros, now_ms};
+use crate::error::{internal, launch_failed};
+use crate::guest::{Connection, ExecTable};
+use crate::idempotency::{self, Claim, StoredKey};
+use crate::ids;
+use crate::node::Node;
+
+/// What a create came to.
+#[derive(Debug)]
+pub struct Created {
+    /// The record as the caller gets it.
+    pub sandbox: Sandbox,
+    /// False when an earlier create with the same key made it.
+    pub fresh: bool,
+}
+
+/// Creates a sandbox. To be run in a task of its own: a caller that hangs up must not stop it half-way.
+///
+/// # Errors
+/// Nothing is left of the sandbox then, but a record of a failure that was not the caller's.
+pub async fn create(
+    node: Arc<Node>,
+    request: CreateSandboxRequest,
+    key: Option<StoredKey>,
+) -> Result<Created, ApiError> {
+    let Some(key) = key else {
+        let (handle, exec) = fresh(&node, request, None).await?;
+        return Ok(Created { sandbox: first_record(&handle, exec).await?, fresh: true });
+    };
+    match node.keys.claim(&key)? {
+        Claim::Known(slot) => {
+            let id = idempotency::outcome(slot).await?;
+            let handle = node.registry.get(id.as_str())?;
+            handle.activity.touch();
+            Ok(Created { sandbox: Sandbox::clone(&handle.record()), fresh: false })
+        }
+        Claim::First(reservation) => {
+            let made = fresh(&node, request, Some(key)).await;
+            reservation.settle(&made.as_ref().map(|(handle, _)| handle.id.clone()).map_err(Clone::clone));
+            let (handle, exec) = made?;
+            Ok(Created { sandbox: first_record(&handle, exec).await?, fresh: true })
+        }
+    }
+}
+
+/// The record of a sandbox that was just made, with the result of its first command. A command that
+/// cannot be started does not undo the sandbox: it fails the request, and the error names the sandbox.
+async fn first_record(handle: &Arc<Handle>, exec: Option<ExecRequest>) -> Result<Sandbox, ApiError> {
+    let first_exec = match exec {
+        None => None,
+        Some(request) => Some(first_exec(handle, request).await.map_err(|error| {
+            let mut detail = error.0.detail.clone();
+            if let Some(fields) = detail.as_object_mut() {
+                fields.insert("sandbox_id".to_owned(), json!(handle.id));
+            }
+            let hint = match error.0.hint.as_str() {
+                "" => "the sandbox runs; its id is in detail".to_owned(),
+                hint => format!("{hint}; the sandbox runs, its id is in detail"),
+            };
+            ApiError::new(error.kind(), format!("exec: {}", error.0.message)).detail(detail).hint(hint)
+        })?),
+    };
+    Ok(Sandbox { first_exec, ..Sandbox::clone(&handle.record()) })
+}
+
+async fn first_exec(handle: &Arc<Handle>, request: ExecRequest) -> Result<rest::Exec, ApiError> {
+    let entered = handle.enter()?;
+    let (wait, inline) = (request.wait, run::inline_limit(request.inline_limit_bytes, run::INLINE_DEFAULT)?);
+    let exec = run::start(&entered, request).await?;
+    if wait { run::finish(&entered, &exec, inline).await } else { Ok(exec.record()) }
+}
+
+async fn fresh(
+    node: &Arc<Node>,
+    mut request: CreateSandboxRequest,
+    key: Option<StoredKey>,
+) -> Result<(Arc<Handle>, Option<ExecRequest>), ApiError> {
+    let began = Instant::now();
+    if node.is_draining() {
+        return Err(ApiError::new(ErrorKind::Unavailable, "the node is going down and takes no sandbox"));
+    }
+    let exec = request.exec.take();
+    let limits = plan::check(&request, &node.config.defaults, &node.room.capacity())?;
+    if let Some(exec) = &exec {
+        run::check(exec)?;
+    }
+    let id = ids::sandbox(&node.config.node)?;
+    let (stored, holds) = prepare(node, &id, &request, limits, key)?;
+    let (handle, mailbox) = Handle::new(stored.sandbox.clone());
+    if !node.registry.insert(Arc::clone(&handle)) {
+        return Err(ApiError::new(ErrorKind::Internal, "an id was drawn twice").hint("try again"));
+    }
+    handle.events.push("created", json!({ "image": request.container_image }));
+    let checks = (request.init_user.is_some() || request.cwd.is_some()).then(|| Check {
+        user: stored.spec.user.clone(),
+        cwd: request.cwd.clone().unwrap_or_default().into_bytes(),
+    });
+    let launch = launch(Arc::clone(node), Arc::clone(&handle), stored.clone(), checks, began.elapsed());
+    let (reply, outcome) = oneshot::channel();
+    let origin = Origin::Created { launch: tokio::spawn(launch), reply };
+    actor::spawn(node, Arc::clone(&handle), mailbox, stored, holds, origin);
+    match outcome.await {
+        Ok(Ok(())) => Ok((handle, exec)),
+        Ok(Err(error)) => Err(error),
+        Err(_) => {
+            Err(ApiError::new(ErrorKind::Internal, format!("sandbox {id} was lost while it was created")))
+        }
+    }
+}
+
+/// Takes the image and the room, and writes down in memory what is to be launched.
+fn prepare(
+    node: &Arc<Node>,
+    id: &SandboxId,
+    request: &CreateSandboxRequest,
+    limits: Limits,
+    key: Option<StoredKey>,
+) -> Result<(Stored, Holds), ApiError> {
+    let (image, path, image_use) = node.images.acquire(&request.container_image, id)?;
+    let env = plan::environment(&image, request)?;
+    let user = request.init_user.clone().or_else(|| image.config.user.clone().filter(|u| !u.is_empty()));
+    let user = user.unwrap_or_else(|| "root".to_owned());
+    let cwd = request.cwd.clone().or_else(|| image.config.working_dir.clone().filter(|d| !d.is_empty()));
+    let permit = node.room.admit(limits.memory_mib, &*node.launch)?;
+    let now = now_ms();
+    let sandbox = Sandbox {
+        id: id.clone(),
+        state: State::Creating,
+        reason: None,
+        backend: request.backend.clone(),
+        image: request.container_image.clone(),
+        image_digest: image.digest.clone(),
+        node: node.config.node.to_string(),
+        limits: SandboxLimits::from(&limits),
+        init_user: user.clone(),
+        task_id: request.task_id.clone(),
+        labels: request.labels.clone(),
+        created_ms: now,
+        running_ms: None,
+        ended_ms: None,
+        last_active_ms: now,
+        usage: None,
+        launch_phases: Vec::new(),
+        first_exec: None,
+    };
+    let spec = StoredSpec {
+        image: path,
+        limits,
+        env,
+        cwd: cwd.unwrap_or_else(|| "/".to_owned()),
+        user,
+        hostname: request.hostname.clone().unwrap_or_else(|| id.random().to_owned()),
+        allow_setuid: request.allow_setuid,
+    };
+    let stored = Stored { sandbox, spec, anchor: None, boot_id: node.boot_id.clone(), key };
+    Ok((stored, Holds { permit, image: image_use }))
+}
+
+/// The launch itself: record, backend, hello, checks. It never leaves something running that is not in
+/// its result.
+async fn launch(
+    node: Arc<Node>,
+    handle: Arc<Handle>,
+    mut stored: Stored,
+    checks: Option<Check>,
+    admitted: Duration,
+) -> Launched {
+    let mut phases = vec![phase("admit", admitted)];
+    let id = handle.id.clone();
+    let queued = Instant::now();
+    let started = tokio::task::spawn_blocking(move || {
+        let mut phases = vec![phase("queue", queued.elapsed())];
+        let at = Instant::now();
+        // First of all, so that an edge that dies now knows of it when it is back.
+        stored
+            .write(&node.config.state_dir)
+            .map_err(|e| internal("the sandbox's record cannot be written", &e))?;
+        phases.push(phase("record", at.elapsed()));
+        let spec = stored.spec.to_container(&stored.sandbox.id);
+        let (instance, of_backend) =
+            node.launch.launch(&spec).map_err(|e| launch_failed(&stored.sandbox.id, &e))?;
+        phases.extend(of_backend.iter().map(|p| phase(&p.name, p.took)));
+        let at = Instant::now();
+        stored.anchor = Some(instance.anchor().clone());
+        let noted = stored.write(&node.config.state_dir);
+        let connected = noted
+            .map_err(|e| internal("the sandbox's record cannot be written", &e))
+            .and_then(|()| instance.connect().map_err(|e| launch_failed(&stored.sandbox.id, &e)));
+        phases.push(phase("connect", at.elapsed()));
+        Ok((instance, connected, phases))
+    });
+    let (instance, connected, of_backend) = match started.await {
+        Ok(Ok(started)) => started,
+        Ok(Err(error)) => return Launched { grip: None, guest: Err(error), phases },
+        Err(error) => {
+            let error = internal("the launch broke off inside the edge", &error);
+            return Launched { grip: None, guest: Err(error), phases };
+        }
+    };
+    phases.extend(of_backend);
+    let grip = Grip::new(instance);
+    let at = Instant::now();
+    let guest = match connected {
+        Err(error) => Err(error),
+        Ok(stream) => {
+            let table = ExecTable::new(id, Arc::clone(&grip), Arc::clone(&handle.events));
+            greet(stream, table, checks).await
+        }
+    };
+    phases.push(phase("hello", at.elapsed()));
+    Launched { grip: Some(grip), guest, phases }
+}
+
+async fn greet(
+    stream: std::os::unix::net::UnixStream,
+    table: Arc<ExecTable>,
+    checks: Option<Check>,
+) -> Result<Arc<Connection>, ApiError> {
+    let guest = Connection::open(stream, table).await?;
+    if let Some(check) = checks
+        && let Err(error) = guest.done(Request::Check(check), Vec::new()).await
+    {
+        guest.close("the create was refused");
+        let error = ApiError::from(error);
+        // Not there, or not a directory: either way it is the request that is wrong.
+        return Err(match error.kind() {
+            ErrorKind::NotFound | ErrorKind::PermissionDenied => {
+                ApiError::new(ErrorKind::InvalidArgument, error.0.message.clone()).hint(error.0.hint.clone())
+            }
+            _ => error,
+        });
+    }
+    Ok(guest)
+}
+
+fn phase(name: &str, took: Duration) -> LaunchPhase {
+    LaunchPhase { name: name.to_owned(), us: micros(took) }
+}

@@ -1,0 +1,149 @@
+//! What is on disk of a sandbox that lives: `STATE/sandboxes/<random>/record.json`.
+//!
+//! Written aside and renamed, so a reader sees one version or the other; not synced, since a record
+//! that a power cut loses belongs to a sandbox that it has ended.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use dsec_backend::Anchor;
+use dsec_backend::container::ContainerSpec;
+use dsec_model::{Limits, SandboxId};
+use dsec_proto::rest::Sandbox;
+use serde::{Deserialize, Serialize};
+
+use crate::idempotency::StoredKey;
+
+const FILE: &str = "record.json";
+
+/// What the backend was asked for, as it is kept.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct StoredSpec {
+    /// EROFS image of the root.
+    pub image: PathBuf,
+    /// Limits in force.
+    pub limits: Limits,
+    /// Environment, `K=V`.
+    pub env: Vec<String>,
+    /// Working directory.
+    pub cwd: String,
+    /// User.
+    pub user: String,
+    /// Host name.
+    pub hostname: String,
+    /// Setuid programs work.
+    pub allow_setuid: bool,
+}
+
+impl StoredSpec {
+    /// As the backend takes it.
+    pub fn to_container(&self, id: &SandboxId) -> ContainerSpec {
+        ContainerSpec {
+            name: id.random().to_owned(),
+            image: self.image.clone(),
+            limits: self.limits.clone(),
+            env: self.env.iter().map(|line| line.clone().into_bytes()).collect(),
+            cwd: self.cwd.clone().into_bytes(),
+            user: self.user.clone(),
+            hostname: self.hostname.clone(),
+            allow_setuid: self.allow_setuid,
+        }
+    }
+}
+
+/// The file.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Stored {
+    /// The record as callers see it.
+    pub sandbox: Sandbox,
+    /// What was launched.
+    pub spec: StoredSpec,
+    /// How to find it again; missing until the launch is done.
+    pub anchor: Option<Anchor>,
+    /// Boot of the machine that it was made under.
+    pub boot_id: String,
+    /// The create's idempotency key.
+    pub key: Option<StoredKey>,
+}
+
+/// Directory of a sandbox's record.
+pub fn directory(state_dir: &Path, random: &str) -> PathBuf {
+    state_dir.join("sandboxes").join(random)
+}
+
+impl Stored {
+    /// Writes it. Blocks for some tens of microseconds.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn write(&self, state_dir: &Path) -> io::Result<()> {
+        let dir = directory(state_dir, self.sandbox.id.random());
+        let draft = dir.join("record.json.new");
+        let bytes = serde_json::to_vec(self)?;
+        match std::fs::write(&draft, &bytes) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                std::fs::create_dir_all(&dir)?;
+                std::fs::write(&draft, &bytes)?;
+            }
+            other => other?,
+        }
+        std::fs::rename(draft, dir.join(FILE))
+    }
+}
+
+/// Removes the record and its directory, but nothing else that may be in it: that is the backend's,
+/// and a mount point among it must not be walked into.
+pub fn remove(state_dir: &Path, random: &str) -> io::Result<()> {
+    let dir = directory(state_dir, random);
+    for file in [FILE, "record.json.new"] {
+        match std::fs::remove_file(dir.join(file)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    match std::fs::remove_dir(&dir) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// All records of a state directory. One that is damaged is put aside, for a person to look at.
+///
+/// # Errors
+/// The directory cannot be read.
+pub fn load_all(state_dir: &Path) -> io::Result<Vec<Stored>> {
+    let root = state_dir.join("sandboxes");
+    std::fs::create_dir_all(&root)?;
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(&root)? {
+        let entry = entry?;
+        let path = entry.path().join(FILE);
+        let bytes = match std::fs::read(&path) {
+            Ok(bytes) => bytes,
+            // A create that was cut off before its first record, or the backend's leftovers: swept.
+            Err(_) => continue,
+        };
+        match serde_json::from_slice::<Stored>(&bytes) {
+            Ok(stored) if entry.file_name().to_str() == Some(stored.sandbox.id.random()) => {
+                found.push(stored)
+            }
+            Ok(_) => put_aside(state_dir, &path, "it names another sandbox"),
+            Err(error) => put_aside(state_dir, &path, &error.to_string()),
+        }
+    }
+    Ok(found)
+}
+
+fn put_aside(state_dir: &Path, path: &Path, why: &str) {
+    let aside = state_dir.join("damaged");
+    let name = path.parent().and_then(Path::file_name).unwrap_or_default();
+    let target = aside.join(name).with_extension("json");
+    let moved = std::fs::create_dir_all(&aside).and_then(|()| std::fs::rename(path, &target));
+    tracing::error!(
+        path = %path.display(),
+        aside = %target.display(),
+        moved = moved.is_ok(),
+        error = why,
+        "a sandbox's record is damaged; the sandbox is removed"
+    );
+}
