@@ -71,7 +71,7 @@ pub(super) async fn output(context: &Context, args: OutputBench) -> Result<Repor
         output_limit_bytes: Some(size),
         ..ExecRequest::default()
     };
-    let once = || async {
+    let once = |_| async {
         let start = Instant::now();
         let exec = context.client.exec(&sandbox.id, &request).await?;
         let read = if args.raw {
@@ -146,7 +146,7 @@ pub(super) async fn files(context: &Context, args: FilesBench) -> Result<Report,
     let sandbox = load.sandbox(context, disk).await?;
     let content = noise()?;
     let next = std::cell::Cell::new(0u64);
-    let once = || {
+    let once = |_| {
         // As many names as runs under way, so that the disk's need stays known.
         let slot = next.get() % load.concurrency;
         next.set(next.get() + 1);

@@ -58,18 +58,15 @@ struct Plan<'a> {
     create: Bytes,
     exec: Bytes,
     one_call: bool,
-    hold: bool,
 }
 
 /// Measures.
 pub(super) async fn run(context: &Context, args: CreateBench) -> Result<Report, Failure> {
     let plan = Plan::new(context, args.load.request(context).await?, &args)?;
-    let mut load = args.load.clone();
-    if args.hold && load.warmup.is_none() {
-        // Held sandboxes of a warm-up would stand beside the ones that are measured.
-        load.warmup = Some(0);
-    }
-    let mut samples = load.drive(COUNT, "creating", context.global.json, || plan.once()).await;
+    let load = args.load.clone();
+    // A warm-up's sandboxes must not stand beside the ones that are measured.
+    let once = |counts| plan.once(args.hold && counts);
+    let mut samples = load.drive(COUNT, "creating", context.global.json, once).await;
     let mut stop_wall = None;
     if args.hold {
         let start = Instant::now();
@@ -106,10 +103,10 @@ impl<'a> Plan<'a> {
         let exec_text = text(serde_json::to_vec(&exec))?;
         request.exec = args.one_call.then_some(exec);
         let create = text(serde_json::to_vec(&request))?;
-        Ok(Self { context, create, exec: exec_text, one_call: args.one_call, hold: args.hold })
+        Ok(Self { context, create, exec: exec_text, one_call: args.one_call })
     }
 
-    async fn once(&self) -> Result<Sample, Failure> {
+    async fn once(&self, hold: bool) -> Result<Sample, Failure> {
         let start = Instant::now();
         let sandbox: Sandbox = self.post("/sandboxes", &self.create).await?;
         let ran = self.first_exec(&sandbox).await;
@@ -119,7 +116,7 @@ impl<'a> Plan<'a> {
             return Err(failure);
         }
         let mut sample = Sample { create, stop: None, id: sandbox.id, phases: sandbox.launch_phases };
-        if !self.hold {
+        if !hold {
             sample.stop = Some(self.stop(&sample.id).await?);
         }
         Ok(sample)

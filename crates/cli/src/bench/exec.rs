@@ -36,7 +36,7 @@ pub(super) async fn run(context: &Context, args: ExecBench) -> Result<Report, Fa
         .map_err(|error| Failure::new(format!("cannot write JSON: {error}")))?;
     let sandbox = load.sandbox(context, 0).await?;
     let path = format!("/sandboxes/{}/execs", sandbox.id);
-    let once = || async {
+    let once = |_| async {
         let start = Instant::now();
         let request = context.client.request(Method::POST, &path);
         let request = request.header(header::CONTENT_TYPE, "application/json").body(body.clone());

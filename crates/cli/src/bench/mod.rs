@@ -195,13 +195,14 @@ impl Load {
         Ok(context.client.create(&request).await?)
     }
 
-    /// Drives `run`, warm-up first. `count`: where the command line has none.
+    /// Drives `run`, warm-up first; `run` is told whether it counts. `count`: where the command line
+    /// has none.
     pub(crate) async fn drive<S, E, R>(
         &self,
         count: u64,
         what: &str,
         quiet: bool,
-        run: impl Fn() -> R,
+        run: impl Fn(bool) -> R,
     ) -> Samples<S>
     where
         R: Future<Output = Result<S, E>>,
@@ -211,10 +212,10 @@ impl Load {
         let warmup = self.warmup.unwrap_or(self.concurrency.min(count));
         let at_once = usize::try_from(self.concurrency).unwrap_or(usize::MAX);
         let bar = progress::things("warming up", warmup, quiet);
-        collect(warmup, at_once, &bar, &run).await;
+        collect(warmup, at_once, &bar, || run(false)).await;
         bar.finish_and_clear();
         let bar = progress::things(what, count, quiet);
-        let samples = collect(count, at_once, &bar, &run).await;
+        let samples = collect(count, at_once, &bar, || run(true)).await;
         bar.finish_and_clear();
         samples
     }
@@ -295,7 +296,7 @@ mod tests {
     async fn the_report_has_its_shape_and_counts_failures() {
         let n = std::cell::Cell::new(0);
         let samples = load()
-            .drive(99, "testing", true, || {
+            .drive(99, "testing", true, |_| {
                 n.set(n.get() + 1);
                 let fails = n.get() == 3;
                 async move { if fails { Err(Failure::new("no room")) } else { Ok(Duration::from_millis(2)) } }

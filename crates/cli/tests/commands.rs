@@ -1,0 +1,332 @@
+//! The commands as people run them, against a platform of nothing but its API.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends here")]
+
+mod fake;
+
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Stdio;
+
+use fake::{FakeApi, parsed, text};
+use rustix::process::{Pid, Signal, kill_process};
+
+fn with_stdin(mut command: std::process::Command, input: &[u8]) -> std::process::Output {
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+fn interrupt(child: &std::process::Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).unwrap();
+}
+
+#[test]
+fn exec_and_run_end_with_the_code_of_the_command() {
+    let api = FakeApi::start();
+    for code in [0, 1, 7, 137, 255] {
+        let number = code.to_string();
+        assert_eq!(api.run(&["exec", "sb-n1-a", "--", "exit", &number]).status.code(), Some(code));
+    }
+    let ran = api.run(&["run", "debian", "--memory", "64m", "--", "exit", "3"]);
+    assert_eq!(ran.status.code(), Some(3), "{}", text(&ran.stderr));
+    assert!(api.saw("\"memory_limit_mb\":64"));
+    assert_eq!(api.facts(|f| f.sandboxes["sb-n1-f0"]), "stopped");
+}
+
+#[test]
+fn own_failures_of_run_are_125_and_others_1_and_wrong_usage_2() {
+    let api = FakeApi::start();
+    let ran = api.run(&["run", "none", "--", "true"]);
+    assert_eq!(ran.status.code(), Some(125));
+    assert_eq!(text(&ran.stderr), "error: no image \"none\"\nhint: see `dsec image ls`\n");
+    let inspected = api.run(&["inspect", "sb-n1-zz"]);
+    assert_eq!(inspected.status.code(), Some(1));
+    assert!(text(&inspected.stderr).starts_with("error: no sandbox sb-n1-zz\n"));
+    assert_eq!(api.run(&["exec", "not an id", "--", "true"]).status.code(), Some(2));
+    assert_eq!(api.run(&["run", "debian"]).status.code(), Some(2));
+    let key = api.command(&["ps"]).env("DSEC_API_KEY", "dsec_wrong").output().unwrap();
+    assert!(text(&key.stderr).contains("hint: give a key with --api-key"), "{}", text(&key.stderr));
+}
+
+#[test]
+fn a_platform_that_is_not_up_is_named_with_what_to_do() {
+    let api = FakeApi::start();
+    let ran = api.command(&["ps"]).env("DSEC_URL", "http://127.0.0.1:1").output().unwrap();
+    assert_eq!(ran.status.code(), Some(1));
+    assert_eq!(
+        text(&ran.stderr),
+        "error: cannot reach http://127.0.0.1:1: is it up? (Connection refused)\n\
+         hint: start it with `dsec up`, or say where it is with --url or DSEC_URL\n"
+    );
+}
+
+#[test]
+fn a_program_that_is_missing_leaves_no_sandbox() {
+    let api = FakeApi::start();
+    let ran = api.run(&["run", "debian", "--", "missing"]);
+    assert_eq!(ran.status.code(), Some(125));
+    assert!(text(&ran.stderr).contains("no program \"missing\""));
+    assert_eq!(api.facts(|f| f.sandboxes["sb-n1-f0"]), "stopped");
+}
+
+#[test]
+fn output_comes_on_its_stream_and_in_its_order() {
+    let api = FakeApi::start();
+    let apart = api.run(&["exec", "sb-n1-a", "both"]);
+    assert_eq!((text(&apart.stdout), text(&apart.stderr)), ("one\nthree\n".into(), "two\n".into()));
+    // Both on one pipe: the order in which they were written.
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let mut command = api.command(&["exec", "sb-n1-a", "both"]);
+    let mut child = command.stdout(writer.try_clone().unwrap()).stderr(writer).spawn().unwrap();
+    drop(command);
+    let mut together = String::new();
+    std::io::Read::read_to_string(&mut reader, &mut together).unwrap();
+    assert_eq!(together, "one\ntwo\nthree\n");
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn a_stream_that_breaks_is_taken_up_where_it_was() {
+    let api = FakeApi::start();
+    let ran = api.run(&["exec", "sb-n1-a", "breaks"]);
+    assert_eq!(text(&ran.stdout), "first\nsecond\n");
+    assert_eq!((ran.status.code(), api.facts(|f| f.attached)), (Some(0), 2));
+}
+
+#[test]
+fn standard_input_is_passed_on_to_its_end() {
+    let api = FakeApi::start();
+    let input: Vec<u8> = (0..200_000u32).map(|n| b'a' + (n % 26) as u8).collect();
+    let ran = with_stdin(api.command(&["exec", "sb-n1-a", "-i", "--", "cat"]), &input);
+    assert_eq!(ran.stdout, input);
+    assert_eq!(ran.status.code(), Some(0));
+}
+
+#[test]
+fn the_first_ctrl_c_is_the_commands_and_the_second_ends_the_sandbox() {
+    let api = FakeApi::start();
+    let mut command = api.command(&["run", "debian", "--", "hang"]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    api.until("attached", |f| f.attached == 1);
+    interrupt(&child, Signal::INT);
+    api.until("SIGINT", |f| {
+        f.seen.iter().any(|s| s.contains("SIGNAL {\"signal\":\"SIGINT\",\"tree\":false}"))
+    });
+    interrupt(&child, Signal::INT);
+    let ran = child.wait_with_output().unwrap();
+    assert_eq!(ran.status.code(), Some(130), "{}", text(&ran.stderr));
+    assert!(api.saw("SIGNAL {\"signal\":\"SIGKILL\",\"tree\":true}"));
+    assert_eq!(api.facts(|f| f.sandboxes["sb-n1-f0"]), "stopped");
+}
+
+#[test]
+fn a_sigterm_is_the_commands_and_its_code_is_ours() {
+    let api = FakeApi::start();
+    let mut command = api.command(&["run", "debian", "--", "hang"]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    api.until("attached", |f| f.attached == 1);
+    interrupt(&child, Signal::TERM);
+    let ran = child.wait_with_output().unwrap();
+    assert_eq!((ran.status.code(), text(&ran.stdout)), (Some(143), "got SIGTERM\n".into()));
+    assert_eq!(api.facts(|f| f.sandboxes["sb-n1-f0"]), "stopped");
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_the_command_without_a_word() {
+    let api = FakeApi::start();
+    let mut command = api.command(&["run", "debian", "--", "endless"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut some = [0; 10];
+    std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut some).unwrap();
+    drop(child.stdout.take());
+    let ran = child.wait_with_output().unwrap();
+    assert_eq!((ran.status.code(), text(&ran.stderr)), (Some(141), String::new()));
+    assert!(api.saw("SIGNAL {\"signal\":\"SIGKILL\""));
+    assert_eq!(api.facts(|f| f.sandboxes["sb-n1-f0"]), "stopped");
+}
+
+#[test]
+fn a_session_gets_one_line() {
+    let api = FakeApi::start();
+    let mut child = api.command(&["exec", "sb-n1-a", "--session", "s1", "--", "echo", "a b"]);
+    let mut child = child.stdout(Stdio::null()).spawn().unwrap();
+    api.until("attached", |f| f.attached == 1);
+    assert!(api.saw("\"shell\":\"echo 'a b'\"") && api.saw("\"session_id\":\"s1\""));
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn json_has_the_shapes_of_the_api() {
+    let api = FakeApi::start();
+    for _ in 0..5 {
+        api.run(&["create", "debian"]);
+    }
+    let created = parsed(&api.run(&["create", "debian", "--json"]));
+    assert_eq!(created["id"], "sb-n1-f5");
+    let stopped = parsed(&api.run(&["stop", "sb-n1-f5", "--grace", "2s", "--json"]));
+    assert_eq!(stopped[0]["state"], "stopped");
+    assert!(api.saw("STOP sb-n1-f5 {\"grace_ms\":2000}"));
+    let listed = parsed(&api.run(&["ps", "--json"]));
+    assert_eq!(listed.as_array().unwrap().len(), 5, "every page, and no ended one");
+    assert_eq!(parsed(&api.run(&["ps", "--all", "--json"])).as_array().unwrap().len(), 6);
+    assert_eq!(parsed(&api.run(&["inspect", "sb-n1-f0"]))[0]["limits"]["pids_limit"], 64);
+    assert_eq!(parsed(&api.run(&["image", "ls", "--json"]))[0]["name"], "debian");
+    assert_eq!(parsed(&api.run(&["image", "inspect", "lib/debian:12"]))["name"], "lib/debian:12");
+    let stats = parsed(&api.run(&["stats", "sb-n1-f0", "--json"]));
+    assert_eq!((&stats[0]["memory_bytes"], &stats[0]["pids_limit"]), (&1_048_576.into(), &64.into()));
+    let status = parsed(&api.run(&["status", "--json"]));
+    assert_eq!((&status["healthy"], &status["nodes"][0]["node"]), (&true.into(), &"n1".into()));
+    let exec = api.run(&["exec", "sb-n1-f0", "--json", "--", "exit", "4"]);
+    assert_eq!((exec.status.code(), &parsed(&exec)["stdout"]), (Some(4), &"its output\n".into()));
+    let logs = text(&api.run(&["logs", "sb-n1-f0", "--json"]).stdout);
+    assert_eq!(logs.lines().count(), 2);
+    let all = parsed(&api.run(&["stop", "--all", "--json"]));
+    assert_eq!(all.as_array().unwrap().len(), 5);
+}
+
+#[test]
+fn tables_are_for_people() {
+    let api = FakeApi::start();
+    api.run(&["create", "debian"]);
+    let ps = text(&api.run(&["ps"]).stdout);
+    assert!(ps.starts_with("ID        STATE    IMAGE   TASK  AGE\nsb-n1-f0  running  debian"), "{ps}");
+    assert!(text(&api.run(&["ps", "--wide"]).stdout).contains("1.0 MiB / 512 MiB"));
+    assert_eq!(text(&api.run(&["ps", "-q"]).stdout), "sb-n1-f0\n");
+    assert!(text(&api.run(&["logs", "sb-n1-f0"]).stdout).ends_with("00:00:01.004 running pid=7\n"));
+    assert!(text(&api.run(&["status"]).stdout).contains("2 (+0 -0)"));
+    assert!(text(&api.run(&["stats"]).stdout).contains("0.5s"));
+    assert!(text(&api.run(&["image", "ls"]).stdout).contains("0123456789ab"));
+    assert_eq!(text(&api.run(&["stop", "--task", "x"]).stdout), "sb-n1-f0\n");
+    assert_eq!(text(&api.run(&["stop", "--all"]).stdout), "nothing to end\n");
+    let some = api.run(&["stop", "sb-n1-f0", "sb-n1-no"]);
+    assert_eq!((some.status.code(), text(&some.stdout)), (Some(1), "sb-n1-f0\n".into()));
+}
+
+#[test]
+fn a_file_is_copied_both_ways_with_its_mode() {
+    let api = FakeApi::start();
+    api.run(&["create", "debian"]);
+    let here = api.path("tool.sh");
+    std::fs::write(&here, vec![b'x'; 300_000]).unwrap();
+    std::fs::set_permissions(&here, PermissionsExt::from_mode(0o750)).unwrap();
+    let from = here.to_str().unwrap();
+    let up = api.run(&["cp", from, "sb-n1-f0:/opt/tool"]);
+    assert!(up.status.success(), "{}", text(&up.stderr));
+    assert_eq!(api.facts(|f| f.files["/opt/tool"].clone()), (vec![b'x'; 300_000], "0750".into()));
+    assert!(api.saw("LENGTH Some(\"300000\")"));
+    let back = api.path("back");
+    let down = parsed(&api.run(&["cp", "sb-n1-f0:/opt/tool", back.to_str().unwrap(), "--json"]));
+    assert_eq!(down, serde_json::json!({ "files": 1, "bytes": 300_000 }));
+    assert_eq!(std::fs::read(&back).unwrap(), vec![b'x'; 300_000]);
+    assert_eq!(back.metadata().unwrap().permissions().mode() & 0o7777, 0o750);
+    // Into a directory under its own name, and through pipes.
+    let home = api.home.path().to_str().unwrap();
+    assert!(api.run(&["cp", "sb-n1-f0:/opt/tool", home]).status.success());
+    assert!(api.path("tool").is_file());
+    assert_eq!(api.run(&["cp", "sb-n1-f0:/opt/tool", "-"]).stdout.len(), 300_000);
+    assert!(with_stdin(api.command(&["cp", "-", "sb-n1-f0:/tmp/a b"]), b"piped").status.success());
+    assert_eq!(api.facts(|f| f.files["/tmp/a b"].0.clone()), b"piped");
+    let left = std::fs::read_dir(api.home.path()).unwrap().map(|e| e.unwrap().file_name());
+    assert!(!left.into_iter().any(|name| name.to_str().unwrap().contains(".part-")));
+}
+
+#[test]
+fn a_directory_is_copied_both_ways() {
+    let api = FakeApi::start();
+    api.run(&["create", "debian"]);
+    let tree = api.path("tree");
+    std::fs::create_dir_all(tree.join("sub")).unwrap();
+    std::fs::write(tree.join("sub/file"), "content").unwrap();
+    let from = tree.to_str().unwrap();
+    let up = parsed(&api.run(&["cp", from, "sb-n1-f0:/work", "--json"]));
+    assert_eq!(up, serde_json::json!({ "files": 2, "bytes": 7 }));
+    // Now that /work is there, the source goes into it.
+    assert!(api.run(&["cp", from, "sb-n1-f0:/work"]).status.success());
+    assert!(api.facts(|f| f.directories.contains_key("/work/tree")));
+    let out = api.path("out");
+    assert!(api.run(&["cp", "sb-n1-f0:/work", out.to_str().unwrap()]).status.success());
+    assert_eq!(std::fs::read_to_string(out.join("sub/file")).unwrap(), "content");
+    let missing = api.run(&["cp", "sb-n1-f0:/nothing", "."]);
+    assert!(text(&missing.stderr).contains("sb-n1-f0:/nothing is not there"), "{}", text(&missing.stderr));
+    let gone = api.run(&["cp", from, "sb-n1-zz:/x"]);
+    assert!(text(&gone.stderr).contains("no sandbox sb-n1-zz"));
+    assert_eq!(api.run(&["cp", "a", "b"]).status.code(), Some(2));
+}
+
+#[test]
+fn images_come_in_as_files_pipes_and_layouts() {
+    let api = FakeApi::start();
+    let file = api.path("rootfs.tar");
+    std::fs::write(&file, vec![1; 70_000]).unwrap();
+    let ran = api.run(&["image", "import", "debian", file.to_str().unwrap()]);
+    assert_eq!(text(&ran.stdout), "debian: 42 files, 3.0 MiB; 1.0 MiB on disk, 0123456789ab\n");
+    assert_eq!(api.facts(|f| f.imported.len()), 70_000);
+    with_stdin(api.command(&["image", "import", "debian", "-", "-q"]), b"a tar");
+    assert_eq!(api.facts(|f| f.imported.clone()), b"a tar");
+    let layout = api.path("layout");
+    std::fs::create_dir_all(layout.join("blobs/sha256")).unwrap();
+    std::fs::write(layout.join("oci-layout"), "{}").unwrap();
+    std::fs::write(layout.join("blobs/sha256/ab"), "blob").unwrap();
+    let ran = api.run(&["image", "import", "x", layout.to_str().unwrap(), "--json"]);
+    assert_eq!(parsed(&ran)["name"], "x");
+    let tar = api.facts(|f| f.imported.clone());
+    let mut archive = tar::Archive::new(&tar[..]);
+    let names = archive.entries().unwrap().map(|e| e.unwrap().path().unwrap().display().to_string());
+    assert_eq!(names.collect::<Vec<_>>(), ["blobs", "blobs/sha256", "blobs/sha256/ab", "oci-layout"]);
+}
+
+#[test]
+fn an_import_that_fails_or_is_cut_off_is_no_success() {
+    let api = FakeApi::start();
+    let bad = with_stdin(api.command(&["image", "import", "bad", "-"]), b"");
+    assert_eq!(bad.status.code(), Some(1));
+    assert_eq!(text(&bad.stderr), "error: it is no image\nhint: give a tar\n");
+    let cut = with_stdin(api.command(&["image", "import", "cut", "-"]), b"");
+    assert!(cut.status.code() == Some(1) && text(&cut.stderr).contains("broke the import off"));
+    let busy = api.run(&["image", "rm", "old", "busy"]);
+    assert_eq!((busy.status.code(), text(&busy.stdout)), (Some(1), "old\n".into()));
+}
+
+#[test]
+fn benchmarks_write_one_line_of_json_and_leave_nothing() {
+    let api = FakeApi::start();
+    let keys = ["count", "concurrency", "ok", "failed", "rate_per_s", "p50_ms", "p90_ms", "p99_ms", "max_ms"];
+    let bench = |args: &[&str]| {
+        let ran = api.run(&[&["bench"], args, &["--json", "-n", "3", "-c", "2", "--warmup", "1"]].concat());
+        assert_eq!(ran.status.code(), Some(0), "{args:?}: {}", text(&ran.stderr));
+        let json = parsed(&ran);
+        assert_eq!(text(&ran.stdout).lines().count(), 1);
+        assert!(keys.iter().all(|key| json[key].is_number()), "{json}");
+        assert_eq!((&json["bench"], &json["ok"], &json["failed"]), (&args[0].into(), &3.into(), &0.into()));
+        json
+    };
+    let create = bench(&["create", "--phases"]);
+    assert_eq!(create["phases"][1], serde_json::json!({ "name": "agent", "p50_ms": 0.9 }));
+    assert!(create["stop_p50_ms"].is_number() && create["stop_p99_ms"].is_number());
+    assert!(bench(&["create", "--one-call", "--hold"])["stop_rate_per_s"].is_number());
+    bench(&["exec"]);
+    assert!(bench(&["output", "--size", "1m"])["mib_per_s"].is_number());
+    assert!(bench(&["output", "--size", "1m", "--raw"])["mib_per_s"].is_number());
+    let files = bench(&["files", "--size", "1500k"]);
+    assert!(files["up_mib_per_s"].is_number() && files["down_mib_per_s"].is_number());
+    assert!(api.facts(|f| f.sandboxes.values().all(|state| *state == "stopped")));
+    let failed = api.run(&["bench", "create", "--image", "none", "-n", "2", "--json"]);
+    assert_eq!((failed.status.code(), &parsed(&failed)["failed"]), (Some(1), &2.into()));
+    assert!(text(&failed.stderr).contains("no image \"none\""));
+}
+
+#[test]
+fn completion_scripts_ask_this_program_for_ids() {
+    let api = FakeApi::start();
+    api.run(&["create", "debian"]);
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(text(&api.run(&["completion", shell]).stdout).contains("COMPLETE"), "{shell}");
+    }
+    let mut command = api.command(&["--", "dsec", "stop", ""]);
+    command.env("COMPLETE", "bash").env("_CLAP_COMPLETE_INDEX", "2").env("_CLAP_IFS", "\n");
+    let ran = command.output().unwrap();
+    assert!(text(&ran.stdout).contains("sb-n1-f0"), "{} {}", text(&ran.stdout), text(&ran.stderr));
+}
