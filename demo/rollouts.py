@@ -112,8 +112,9 @@ async def rollout(client: DSecClient, image: str, task: Task, repository: Path) 
         suite = ElementTree.fromstring(await sandbox.files.read("/tmp/report.xml")).find("testsuite")
         require(suite is not None, "the report has no test suite")
         tests = int(suite.attrib["tests"]) if suite is not None else 0
-        usage = await sandbox.usage()
-        return Outcome(first_command_s, tests, usage.memory_peak_bytes / (1 << 20))
+        usage = (await sandbox.refresh()).usage
+        peak = usage.memory_peak_bytes / (1 << 20) if usage is not None else 0.0
+        return Outcome(first_command_s, tests, peak)
     finally:
         await sandbox.stop()
 

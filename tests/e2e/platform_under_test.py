@@ -1,0 +1,136 @@
+"""A platform of the test's own: `dsec up` on a state directory, with an image, and what it left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from libdsec.sync import DSecClient
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = ROOT / "target/bin"
+IMAGE = "base"
+
+
+def until(condition: Callable[[], Any], what: str, limit_s: float = 30.0) -> Any:
+    """Waits until a condition holds and returns its value; fails with its last value after the limit."""
+    end = time.monotonic() + limit_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise AssertionError(f"{what}: not within {limit_s} s; last seen: {value!r}")
+        time.sleep(0.02)
+
+
+def leftovers(state: Path | None = None) -> dict[str, int]:
+    """Counts of all that a platform could leave on this machine."""
+    arguments = [str(ROOT / "scripts/leftovers"), *([str(state)] if state else [])]
+    lines = subprocess.run(arguments, check=True, capture_output=True, text=True).stdout.splitlines()
+    return {kind: int(count) for kind, count in (line.split() for line in lines)}
+
+
+@dataclass
+class Platform:
+    """A running platform."""
+
+    state: Path
+    env: dict[str, str]
+    url: str = ""
+    key: str = ""
+    _clients: list[DSecClient] = field(default_factory=list)
+
+    def dsec(self, *arguments: str, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Runs the CLI against it."""
+        done = subprocess.run(
+            [str(BIN / "dsec"), *arguments], env=self.env, capture_output=True, text=True, timeout=300, **options
+        )
+        if check and done.returncode != 0:
+            raise AssertionError(f"dsec {' '.join(arguments)} ended with {done.returncode}: {done.stderr}")
+        return done
+
+    def up(self, *arguments: str) -> None:
+        """Starts it and reads where it listens."""
+        self.dsec("up", "--detach", "--state-dir", str(self.state), "--listen", "127.0.0.1:0", *arguments)
+        config = tomllib.loads(Path(self.env["DSEC_CONFIG"]).read_text())
+        self.url, self.key = config["url"], config["api_key"]
+
+    def down(self) -> None:
+        """Ends it."""
+        self.dsec("down", "--state-dir", str(self.state))
+
+    def client(self, **options: Any) -> DSecClient:
+        """A client of it, open until the platform ends."""
+        client = DSecClient(self.url, self.key, **options)
+        client.open()
+        self._clients.append(client)
+        return client
+
+    def close_clients(self) -> None:
+        """Closes what `client` opened."""
+        while self._clients:
+            self._clients.pop().close()
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """Nodes as the CLI's JSON has them."""
+        import urllib.request
+
+        request = urllib.request.Request(f"{self.url}/v1/nodes", headers={"authorization": f"Bearer {self.key}"})
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            nodes: list[dict[str, Any]] = json.load(answer)["nodes"]
+        return nodes
+
+    def edge_pid(self) -> int:
+        """Process id of its edge, asked of the edge itself."""
+        return int(self.nodes()[0]["pid"])
+
+    def kill_edge(self) -> None:
+        """`kill -9` of the edge, then waits until the supervisor's next one answers."""
+        old = self.edge_pid()
+        os.kill(old, signal.SIGKILL)
+        until(lambda: self._other_edge(old), "a new edge after kill -9")
+
+    def _other_edge(self, old: int) -> bool:
+        try:
+            return self.edge_pid() != old
+        except OSError:
+            return False
+
+
+def base_image() -> Path:
+    """The Debian base that `scripts/test` and the demo build."""
+    path = ROOT / "target/demo/base.tar"
+    if not path.exists():
+        raise AssertionError(f"{path} is missing: run the tests by `make test`, which builds it")
+    return path
+
+
+@contextmanager
+def platform(image: bool = True) -> Iterator[Platform]:
+    """A platform from `dsec up` to `dsec down`. What it left behind fails the test."""
+    before = leftovers()
+    work = Path(tempfile.mkdtemp(prefix="dsec-e2e-"))
+    running = Platform(work / "state", {**os.environ, "DSEC_CONFIG": str(work / "config.toml"), "NO_COLOR": "1"})
+    try:
+        running.up()
+        if image:
+            running.dsec("image", "import", IMAGE, str(base_image()))
+        yield running
+    finally:
+        running.close_clients()
+        running.down()
+    after = leftovers(running.state)
+    assert after == before, f"left behind: {({k: (before[k], after[k]) for k in after if after[k] != before[k]})}"
+    shutil.rmtree(work)
