@@ -5,6 +5,7 @@
 mod support;
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -153,6 +154,55 @@ fn opening_clears_dead_imports_and_keeps_running_ones() {
     assert_eq!(store.leftovers().len(), 4);
 }
 
+/// A process that is killed when this goes, also when a test panics.
+struct Killed(std::process::Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn whoever_changes_names_blobs_or_tmp_waits_for_the_lock() {
+    let store = Store::new();
+    let dir = store.dir.path().join("store");
+    let source = store.file(&archive(0, 2));
+    store.import(&source).unwrap();
+    let before = store.leftovers();
+    let import =
+        || drop(store.store.import(&name("b"), &source, &ImportLimits::default(), &mut |_| {}).unwrap());
+    let remove = || drop(store.store.remove(&name("test:1")).unwrap());
+    let open = || drop(ImageStore::open(&dir).unwrap());
+    let operations: [(&str, &(dyn Fn() + Sync)); 3] =
+        [("import", &import), ("open", &open), ("remove", &remove)];
+    for (what, operation) in operations {
+        let lock = fs::File::open(dir.join("lock")).unwrap();
+        lock.lock().unwrap();
+        let inode = format!(":{} ", lock.metadata().unwrap().ino());
+        std::thread::scope(|scope| {
+            let running = scope.spawn(operation);
+            // The kernel lists those who wait with an arrow.
+            let waits = || {
+                let locks = fs::read_to_string("/proc/locks").unwrap();
+                locks.lines().any(|line| line.contains("-> FLOCK") && line.contains(&inode))
+            };
+            while !waits() {
+                assert!(!running.is_finished(), "{what} did not wait");
+                std::thread::yield_now();
+            }
+            if what != "remove" {
+                assert!(before.iter().all(|path| store.leftovers().contains(path)), "{what}");
+            } else {
+                assert!(store.store.get(&name("test:1")).unwrap().is_some(), "{what}");
+            }
+            drop(lock);
+        });
+    }
+    assert_eq!(store.store.list().unwrap().len(), 1);
+}
+
 #[test]
 fn a_killed_import_leaves_nothing_after_the_next_open() {
     // This program again, as the importing process; it stops in the middle and is killed there.
@@ -171,11 +221,12 @@ fn a_killed_import_leaves_nothing_after_the_next_open() {
     }
     let store = Store::new();
     store.file(&archive(0, 5));
-    let mut child = Command::new(std::env::current_exe().unwrap())
+    let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "a_killed_import_leaves_nothing_after_the_next_open"])
         .env("DSEC_TEST_IMPORT_AND_HANG", store.dir.path())
         .spawn()
         .unwrap();
+    let child = Killed(child);
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
     while !store.dir.path().join("hanging").exists() {
         assert!(std::time::Instant::now() < deadline, "the import did not get to its end in 20 s");
@@ -184,8 +235,7 @@ fn a_killed_import_leaves_nothing_after_the_next_open() {
     let dir = store.dir.path().join("store");
     ImageStore::open(&dir).unwrap();
     assert_eq!(store.leftovers().len(), 1, "a living import is left alone");
-    child.kill().unwrap();
-    child.wait().unwrap();
+    drop(child);
     assert_eq!(store.leftovers().len(), 1);
     ImageStore::open(&dir).unwrap();
     assert_eq!(store.leftovers(), [""; 0]);

@@ -29,8 +29,6 @@ const NAME_MAX: usize = 255;
 /// Whiteouts. Source: the OCI image specification, `layer.md`.
 const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
-/// Other names with this prefix are bookkeeping of aufs, which made the format.
-const WHITEOUT_META: &[u8] = b".wh..wh.";
 
 /// Builds up one image from its layers.
 pub(crate) struct Applier<'a> {
@@ -184,7 +182,8 @@ impl Applier<'_> {
     fn whiteout(&mut self, name: &[u8], parents: &[&[u8]]) -> Result<(), EntryProblem> {
         let hidden = match name {
             OPAQUE => None,
-            _ if name.starts_with(WHITEOUT_META) => return Ok(()),
+            // Also `.wh..wh.aufs` and the like, bookkeeping of the file system that made the format:
+            // no layer can have brought the name they hide.
             _ => match &name[WHITEOUT.len()..] {
                 b"" | b"." | b".." => return Err(EntryProblem::BadWhiteout),
                 hidden => Some(hidden),

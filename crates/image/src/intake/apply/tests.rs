@@ -241,15 +241,37 @@ fn parents_that_are_symlinks_are_followed_inside_the_image() {
         .file("abs/b", b"")
         .symlink("usr/up", "../../../../usr/./lib")
         .file("usr/up/c", b"")
+        .symlink("usr/deep", "/usr/lib")
+        .file("usr/deep/f", b"")
+        .symlink("usr/top", "../../..")
+        .file("usr/top/g", b"")
         .symlink("later", "made/by/need")
         .file("later/d", b"")
         .hard_link("lib/e", "abs/a"))
     .unwrap();
-    for path in ["/usr/lib/a", "/usr/lib/b", "/usr/lib/c", "/made/by/need/d"] {
+    for path in ["/usr/lib/a", "/usr/lib/b", "/usr/lib/c", "/made/by/need/d", "/usr/lib/f", "/g"] {
         assert!(tree.contains_key(path), "{path} in {tree:?}");
     }
     assert_eq!(tree["/usr/lib/e"], tree["/usr/lib/a"]);
     assert_eq!(tree["/lib"], "-> usr/lib");
+}
+
+#[test]
+fn forty_symlinks_in_a_row_are_followed_and_one_more_is_not() {
+    let chain = |links: usize| {
+        let archive = (1..links).fold(Archive::new().dir("d"), |archive, number| {
+            archive.symlink(&format!("l{number}"), &format!("l{}", number + 1))
+        });
+        one(archive.symlink(&format!("l{links}"), "d").file("l1/f", b""))
+    };
+    assert!(chain(40).unwrap().contains_key("/d/f"));
+    assert!(matches!(chain(41).unwrap_err().problem, EntryProblem::SymlinkLoop));
+}
+
+#[test]
+fn an_end_mark_of_one_block_is_enough_at_the_end_of_the_file() {
+    let archive = Archive::new().file("a", b"").bytes(&[0; 512]).cut();
+    assert_eq!(layered(&[archive], ImportLimits::default(), false).unwrap().len(), 2);
 }
 
 #[test]
