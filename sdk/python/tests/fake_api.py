@@ -58,7 +58,8 @@ class Fault:
     method: str
     ends: str
     #: `drop_before`: the connection breaks before anything was done; `drop_after`: when all was done and
-    #: nothing was answered; `hang`: no answer; `error`: an error body; `html`: an answer of something else.
+    #: nothing was answered; `hang`: no answer; `trickle`: one that never ends; `error`: an error body;
+    #: `html`: an answer of something else.
     what: str
     times: int = 1
     code: str = "unavailable"
@@ -165,7 +166,9 @@ class FakeApi:
         self.shells: dict[tuple[str, str], Shell] = {}
         self.images: dict[str, dict[str, Any]] = {}
         self.create_delay = 0.0
-        #: Bytes after which each attached or followed stream is cut, once each time; 0: never.
+        self.stop_delay = 0.0
+        #: Bytes after which each stream is cut, once each time; 0: never; negative: a followed stream's body
+        #: ends in order there, as of an edge that goes down.
         self.cut_streams_after: list[int] = []
         self.url = ""
         self._count = 0
@@ -271,6 +274,12 @@ class FakeApi:
             )
         if fault.what == "hang":
             await asyncio.sleep(3600)
+        if fault.what == "trickle":
+            answer = web.StreamResponse()
+            await answer.prepare(request)
+            while True:
+                await answer.write(b" ")
+                await asyncio.sleep(0.05)
         if fault.what == "drop_after":
             await self._answer(request, handler)
         assert request.transport is not None
@@ -363,6 +372,7 @@ class FakeApi:
 
     async def stop_sandbox(self, request: web.Request) -> web.StreamResponse:
         record = self._sandbox(request, running=False)
+        await asyncio.sleep(self.stop_delay)
         if record["state"] == "running":
             record.update(state="stopped", reason={"code": "asked"}, ended_ms=now_ms())
             for (sandbox_id, _), run in self.execs.items():
@@ -543,6 +553,8 @@ class FakeApi:
         answer.enable_chunked_encoding()
         await answer.prepare(request)
         cut, sent = self._cut(), 0
+        if cut < 0:
+            end, cut = offset - cut, 0
         while True:
             changed, over = run.changed, run.state == "exited"
             while offset < min(end, len(run.out[name])):
@@ -827,6 +839,7 @@ class FakeApi:
 
     async def watch(self, request: web.Request) -> web.StreamResponse:
         root = self._path(request)
+        self._info(root, "")
         socket = web.WebSocketResponse()
         await socket.prepare(request)
         seen = {each: each.stat().st_mtime_ns for each in root.rglob("*")}

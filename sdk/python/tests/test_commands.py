@@ -151,6 +151,13 @@ async def test_a_broken_stream_goes_on_where_it_was(api: FakeApi, sb: Sandbox, h
     assert not api.cut_streams_after
 
 
+async def test_a_body_that_ends_in_order_is_not_the_end_of_the_command(api: FakeApi, sb: Sandbox) -> None:
+    api.cut_streams_after = [-2, -3]
+    process = await sb.start("echo a; sleep 0.3; echo b; sleep 0.3; echo c")
+    assert b"".join([data async for data in process.stdout()]) == b"a\nb\nc\n"
+    assert not api.cut_streams_after
+
+
 async def test_followers_do_not_end_before_the_command(
     api: FakeApi, sb: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +180,16 @@ async def test_a_stream_that_cannot_be_had_again_fails(api: FakeApi, sb: Sandbox
             pass
     with pytest.raises(Conflict):
         await process.wait()
+
+
+async def test_a_reader_that_is_behind_leaves_at_once(sb: Sandbox) -> None:
+    process = await sb.start("head -c 50000000 /dev/zero")
+    stream = process.stream()
+    await anext(stream)
+    await process.wait(timeout=20)
+    begin = time.monotonic()
+    await stream.aclose()  # type: ignore[attr-defined]
+    assert time.monotonic() - begin < 1.5
 
 
 async def test_a_gap_is_told(sb: Sandbox) -> None:
@@ -241,10 +258,13 @@ async def test_a_session_keeps_its_state(api: FakeApi, sb: Sandbox, tmp_path: Pa
         await drawn.close()
 
 
-async def test_lines_of_a_session_that_queue_do_not_run_out_of_time(sb: Sandbox) -> None:
+async def test_lines_of_a_session_that_queue_do_not_run_out_of_time(
+    sb: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_commands, "GRACE", 0.2)
     async with await sb.session("q") as session:
         results = await asyncio.gather(
-            session.run_shell("sleep 0.5; echo a", timeout=5),
+            session.run_shell("sleep 1.2; echo a", timeout=5),
             session.run_shell("echo b", timeout=0.2),
             session.run_shell("echo c", timeout=0.2),
         )

@@ -29,6 +29,8 @@ log = logging.getLogger("libdsec")
 
 #: Seconds one wait for a state asks for; the rest is asked again.
 _STATE_WAIT = 25.0
+#: Seconds that the last bytes to a port get to go before its stream is closed.
+_PORT_CLOSE = 10.0
 
 
 class _Default:
@@ -398,7 +400,8 @@ class Sandbox:
     async def connect(self, port: int, *, timeout: float | None = None) -> PortStream:
         """A TCP connection to a port of the sandbox's loopback."""
         path = f"{self._path}/ports/{_port(port)}/tcp"
-        return PortStream(self._transport, await self._transport.websocket(path, timeout=timeout))
+        socket = await self._transport.websocket(path, timeout=timeout, close_timeout=_PORT_CLOSE)
+        return PortStream(self._transport, socket)
 
     async def wait_for_port(self, port: int, *, timeout: float = 30.0) -> None:
         """Waits until something listens on a port; raises :class:`RequestTimeout` when nothing does."""

@@ -404,9 +404,18 @@ class Transport:
         )
 
     async def websocket(
-        self, path: str, *, query: Query | None = None, timeout: float | None = None
+        self,
+        path: str,
+        *,
+        query: Query | None = None,
+        timeout: float | None = None,
+        close_timeout: float = 0.3,
     ) -> WebSocket:
-        """Opens a WebSocket. One attempt."""
+        """Opens a WebSocket. One attempt.
+
+        `close_timeout`: seconds that its close waits for the other side. A reader needs little: with a full
+        queue the answer cannot be read anyway. A writer needs enough for its last bytes to go.
+        """
         self._client()
         limit = min(self.timeout if timeout is None else timeout, CONNECT_LIMIT)
         request_id = uuid.uuid4().hex
@@ -423,7 +432,7 @@ class Transport:
                 # peer. `WebSocket.receive` asks for a sign of life when it waits.
                 ping_interval=None,
                 open_timeout=limit,
-                close_timeout=2,
+                close_timeout=close_timeout,
                 proxy=True if self._use_proxies else None,
             )
         except websockets.InvalidStatus as error:
@@ -440,7 +449,7 @@ class Transport:
                 what = f"the WebSocket {path}"
                 failure = error_of_status(answer.status_code, what, request_id=request_id, text=text)
             raise failure from error
-        except TimeoutError as error:
+        except (TimeoutError, asyncio.TimeoutError) as error:
             raise RequestTimeout(
                 f"the WebSocket {path} did not open within {limit:.3g} s", request_id=request_id
             ) from error
@@ -503,5 +512,5 @@ class WebSocket:
         )
 
     async def close(self) -> None:
-        """Closes it, waiting two seconds at most for the peer."""
+        """Closes it, waiting `close_timeout` at most for the peer."""
         await self._connection.close()
