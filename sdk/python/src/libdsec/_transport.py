@@ -266,7 +266,9 @@ class Transport:
             attempts += 1
             try:
                 remaining = limit if deadline is None else max(0.001, deadline - time.monotonic())
-                response = await self._once(method, url, content, sent, remaining, deadline is not None)
+                response = await self._once(
+                    method, url, content, sent, remaining, limit, deadline is not None
+                )
                 if response.status_code >= 400:
                     error = _failure(
                         response, response.content, f"{method} {path}", request_id, strict=pass_errors
@@ -308,18 +310,20 @@ class Transport:
         url: str,
         content: Content | None,
         headers: Mapping[str, str],
+        remaining: float,
         limit: float,
         total: bool,
     ) -> httpx.Response:
+        """One attempt with what is left (`remaining`) of the call's `limit`."""
         http = self._client()
         request = http.build_request(
             method,
             url,
             content=content() if callable(content) else content,
             headers=headers,
-            timeout=httpx.Timeout(limit, connect=min(limit, CONNECT_LIMIT)),
+            timeout=httpx.Timeout(remaining, connect=min(remaining, CONNECT_LIMIT)),
         )
-        with anyio.move_on_after(limit if total else None) as scope:
+        with anyio.move_on_after(remaining if total else None) as scope:
             try:
                 return await http.send(request)
             except (httpx.HTTPError, httpx.InvalidURL) as error:
