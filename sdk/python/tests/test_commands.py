@@ -119,6 +119,20 @@ async def test_what_cannot_be_run_is_refused(sb: Sandbox) -> None:
         await sb.run("no-such-program")
 
 
+async def test_the_forms_of_a_started_command(sb: Sandbox) -> None:
+    for process in (
+        await sb.start("echo a b"),
+        await sb.start(["echo", "a b"]),
+        await sb.start(shell="echo a b"),
+        await sb.start(argv=["echo", "a b"]),
+    ):
+        assert (await process.wait(timeout=5)).stdout == "a b\n"
+    with pytest.raises(InvalidArgument):
+        await sb.start()
+    with pytest.raises(InvalidArgument):
+        await sb.start("true", argv=["true"])
+
+
 async def test_a_hundred_at_once(client: DSecClient, sb: Sandbox) -> None:
     results = await asyncio.gather(*(sb.run_shell(f"echo {n}", timeout=30) for n in range(100)))
     assert [result.stdout for result in results] == [f"{n}\n" for n in range(100)]

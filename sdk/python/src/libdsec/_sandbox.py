@@ -251,8 +251,10 @@ class Sandbox:
 
     async def start(
         self,
-        command: str | Sequence[str],
+        command: str | Sequence[str] | None = None,
         *,
+        shell: str | None = None,
+        argv: Sequence[str] | None = None,
         timeout: float | None = None,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
@@ -263,11 +265,15 @@ class Sandbox:
     ) -> Process:
         """Starts a command (text: a shell line; a sequence: program and arguments) and returns at once.
 
-        `stdin`: True to `write` to it until `close_stdin`, or all of it.
+        `shell=` and `argv=` are the two forms by name. `stdin`: True to `write` to it until `close_stdin`, or all of it.
         """
+        if command is not None:
+            if shell is not None or argv is not None:
+                raise InvalidArgument("give one command: a line or arguments, or shell=, or argv=")
+            shell, argv = (command, None) if isinstance(command, str) else (None, command)
         args = DSecExecArgs(
-            shell=command if isinstance(command, str) else None,
-            argv=None if isinstance(command, str) else command,
+            shell=shell,
+            argv=argv,
             env=env,
             cwd=cwd,
             user=user,

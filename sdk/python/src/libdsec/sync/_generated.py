@@ -623,8 +623,10 @@ class Sandbox:
 
     def start(
         self,
-        command: str | Sequence[str],
+        command: str | Sequence[str] | None = None,
         *,
+        shell: str | None = None,
+        argv: Sequence[str] | None = None,
         timeout: float | None = None,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
@@ -635,13 +637,15 @@ class Sandbox:
     ) -> Process:
         """Starts a command (text: a shell line; a sequence: program and arguments) and returns at once.
 
-        `stdin`: True to `write` to it until `close_stdin`, or all of it.
+        `shell=` and `argv=` are the two forms by name. `stdin`: True to `write` to it until `close_stdin`, or all of it.
         """
         return Process(
             self._portal,
             self._portal.call(
                 self._inner.start(
                     command,
+                    shell=shell,
+                    argv=argv,
                     timeout=timeout,
                     env=env,
                     cwd=cwd,
