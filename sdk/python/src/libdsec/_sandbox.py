@@ -265,7 +265,8 @@ class Sandbox:
     ) -> Process:
         """Starts a command (text: a shell line; a sequence: program and arguments) and returns at once.
 
-        `shell=` and `argv=` are the two forms by name. `stdin`: True to `write` to it until `close_stdin`, or all of it.
+        `shell=` and `argv=` are the two forms by name. `stdin`: all of it, or True to `write` to it until
+        `close_stdin`.
         """
         if command is not None:
             if shell is not None or argv is not None:

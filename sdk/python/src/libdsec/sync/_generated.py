@@ -637,7 +637,8 @@ class Sandbox:
     ) -> Process:
         """Starts a command (text: a shell line; a sequence: program and arguments) and returns at once.
 
-        `shell=` and `argv=` are the two forms by name. `stdin`: True to `write` to it until `close_stdin`, or all of it.
+        `shell=` and `argv=` are the two forms by name. `stdin`: all of it, or True to `write` to it until
+        `close_stdin`.
         """
         return Process(
             self._portal,
