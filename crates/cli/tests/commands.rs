@@ -148,6 +148,14 @@ fn a_reader_that_goes_away_ends_the_command_without_a_word() {
 }
 
 #[test]
+fn a_create_whose_answer_is_lost_is_asked_for_again_and_makes_one_sandbox() {
+    let api = FakeApi::start();
+    let ran = api.run(&["run", "lost", "--", "exit", "5"]);
+    assert_eq!(ran.status.code(), Some(5), "{}", text(&ran.stderr));
+    assert_eq!(api.facts(|f| f.sandboxes.clone()), [("sb-n1-f0".to_owned(), "stopped")].into());
+}
+
+#[test]
 fn a_session_gets_one_line() {
     let api = FakeApi::start();
     let mut child = api.command(&["exec", "sb-n1-a", "--session", "s1", "--", "echo", "a b"]);

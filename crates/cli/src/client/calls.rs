@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use dsec_model::{ExecId, SandboxId};
 use dsec_proto::rest::{
-    CreateSandboxRequest, Exec, ExecRequest, FileInfo, Image, ImageList, NodeStatus, PtySize, Sandbox,
-    SandboxList, Session, SessionRequest, SignalRequest, StopRequest,
+    CreateSandboxRequest, Exec, ExecRequest, FileInfo, IDEMPOTENCY_KEY, Image, ImageList, NodeStatus,
+    PtySize, Sandbox, SandboxList, Session, SessionRequest, SignalRequest, StopRequest,
 };
 use reqwest::{Method, Response, header};
 use serde::Deserialize;
@@ -17,6 +17,11 @@ use crate::parse::segment;
 const PAGE: &str = "1000";
 /// Room for the way there and back on top of a wait on the server.
 const WAIT_MARGIN: Duration = Duration::from_secs(30);
+
+/// Tries of a create whose answer was lost: together they outlast a server that starts again.
+const CREATE_TRIES: u32 = 20;
+/// Pause between them.
+const CREATE_PAUSE: Duration = Duration::from_millis(200);
 
 /// Which sandboxes a list is of.
 #[derive(Debug, Clone, Default)]
@@ -48,9 +53,27 @@ impl Client {
         self.json::<NodeList>(self.request(Method::GET, "/nodes")).await.map(|list| list.nodes)
     }
 
-    /// Makes a sandbox.
+    /// Makes a sandbox. Where the answer is lost on the way it is asked for again, by a key that makes
+    /// the second request find the first one's sandbox: else it would stay there with nobody's name.
     pub(crate) async fn create(&self, request: &CreateSandboxRequest) -> Result<Sandbox, ClientError> {
-        self.json(self.request(Method::POST, "/sandboxes").json(request)).await
+        let mut key = [0u8; 16];
+        let random = getrandom::fill(&mut key).is_ok();
+        let key = format!("dsec-{:032x}", u128::from_be_bytes(key));
+        let mut tries_left = if random { CREATE_TRIES } else { 1 };
+        loop {
+            let mut http = self.request(Method::POST, "/sandboxes").json(request);
+            if random {
+                http = http.header(IDEMPOTENCY_KEY, &key);
+            }
+            tries_left -= 1;
+            match self.json(http).await {
+                Err(ClientError::Broken { .. }) if tries_left > 0 => {}
+                // After a lost answer, a server that starts again is waited for as well.
+                Err(ClientError::Unreachable { .. }) if tries_left > 0 && tries_left < CREATE_TRIES - 1 => {}
+                result => return result,
+            }
+            tokio::time::sleep(CREATE_PAUSE).await;
+        }
     }
 
     /// One sandbox with its usage.

@@ -1,7 +1,7 @@
 //! Following one command: its output as it comes, our input to it, our signals to it, and a new
 //! connection where the old one broke (a node's edge may start again while the command runs on).
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use dsec_model::{ErrorKind, ExecId, SandboxId};
@@ -71,6 +71,28 @@ struct State {
     /// Bytes went in over a connection that then broke: they may be lost.
     sent_input: bool,
     asked: Option<Asked>,
+    patience: Patience,
+}
+
+/// How long broken connections are put up with. A connection that brought something, or that held for
+/// long, starts the time anew; one that breaks as soon as it is made does not.
+#[derive(Debug, Default)]
+struct Patience {
+    /// When the first connection of a row of useless ones broke.
+    broken_since: Option<Instant>,
+    /// Something came over this connection.
+    progressed: bool,
+}
+
+impl Patience {
+    /// Whether to try again after a connection that was made at `made` (if it was) broke at `now`.
+    fn lasts(&mut self, made: Option<Instant>, now: Instant) -> bool {
+        let held = made.is_some_and(|made| now.duration_since(made) > RECONNECT_FOR);
+        if std::mem::take(&mut self.progressed) || held {
+            self.broken_since = None;
+        }
+        now.duration_since(*self.broken_since.get_or_insert(now)) <= RECONNECT_FOR
+    }
 }
 
 /// Follows a command to its end.
@@ -90,12 +112,13 @@ pub(crate) async fn follow(
         unsent: None,
         sent_input: false,
         asked: None,
+        patience: Patience::default(),
     };
-    let mut lost_since: Option<tokio::time::Instant> = None;
     loop {
+        let mut made = None;
         let step = match followed.client.attach(followed.sandbox, followed.exec, state.offsets).await {
             Ok(attach) => {
-                lost_since = None;
+                made = Some(Instant::now());
                 let (reader, writer) = attach.split();
                 connected(followed, &mut state, signals, reader, writer).await?
             }
@@ -104,8 +127,7 @@ pub(crate) async fn follow(
         match step {
             Step::End(ending) => return finish(state, signals, ending).await,
             Step::Lost(error) => {
-                let since = *lost_since.get_or_insert_with(tokio::time::Instant::now);
-                if !error.passes() || since.elapsed() > RECONNECT_FOR {
+                if !error.passes() || !state.patience.lasts(made, Instant::now()) {
                     return Err(error.into());
                 }
                 if state.sent_input && !state.input.is_terminal() {
@@ -169,7 +191,10 @@ async fn connected(
                 None => break Step::End(reader_gone(followed).await),
             },
             frame = reader.next(), if state.unwritten.is_none() => match frame {
-                Ok(frame) => if let Some(step) = on_frame(&mut state.offsets, &mut state.unwritten, frame)? { break step },
+                Ok(frame) => match on_frame(&mut state.offsets, &mut state.unwritten, frame)? {
+                    Some(step) => break step,
+                    None => state.patience.progressed = true,
+                },
                 Err(error) => break Step::Lost(error),
             },
             Ok(permit) = outgoing.reserve(), if state.unsent.is_some() => {
@@ -295,4 +320,28 @@ pub(crate) async fn send_signal(followed: &Followed<'_>, signal: &str, tree: boo
 async fn resize(followed: &Followed<'_>) {
     // A size that does not arrive is not worth ending a shell for.
     let _ = followed.client.resize(followed.sandbox, followed.exec, crate::terminal::size()).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn useless_connections_are_tried_for_a_time_and_good_ones_for_ever() {
+        let start = Instant::now();
+        let at = |s| start + Duration::from_secs(s);
+        let mut useless = Patience::default();
+        assert!(
+            useless.lasts(Some(at(0)), at(0))
+                && useless.lasts(Some(at(10)), at(10))
+                && useless.lasts(None, at(30))
+        );
+        assert!(!useless.lasts(Some(at(31)), at(31)));
+        let mut good = Patience::default();
+        assert!(good.lasts(Some(at(0)), at(0)));
+        good.progressed = true;
+        assert!(good.lasts(Some(at(39)), at(40)), "it brought something");
+        assert!(good.lasts(Some(at(41)), at(4000)), "a quiet command, and it held for long");
+        assert!(!good.lasts(None, at(4031)));
+    }
 }

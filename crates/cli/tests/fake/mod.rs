@@ -50,6 +50,7 @@ pub(crate) struct Facts {
     pub(crate) imported: Vec<u8>,
     pub(crate) attached: u32,
     execs: HashMap<String, Exec>,
+    by_key: HashMap<String, String>,
 }
 
 #[derive(Clone)]
@@ -195,8 +196,12 @@ fn sandbox(id: &str, state: &str) -> Value {
     })
 }
 
-async fn create(State(world): World_, body: String) -> Response {
+async fn create(State(world): World_, headers: HeaderMap, body: String) -> Response {
     let request: Value = serde_json::from_str(&body).unwrap();
+    let key = headers.get("idempotency-key").map(|key| key.to_str().unwrap().to_owned());
+    if let Some(id) = world.change(|facts| facts.by_key.get(key.as_ref()?).cloned()) {
+        return axum::Json(sandbox(&id, "running")).into_response();
+    }
     if request["container_image"] == "none" {
         return refuse(404, "not_found", "no image \"none\"", "see `dsec image ls`");
     }
@@ -204,8 +209,14 @@ async fn create(State(world): World_, body: String) -> Response {
         let id = format!("sb-n1-f{}", facts.sandboxes.len());
         facts.sandboxes.insert(id.clone(), "running");
         facts.seen.push(format!("CREATE {body}"));
+        facts.by_key.extend(key.map(|key| (key, id.clone())));
         id
     });
+    if request["container_image"] == "lost" {
+        // The sandbox is there, and the connection breaks before its record is.
+        let broken = futures_util::stream::iter([Err::<Bytes, _>(std::io::Error::other("broken"))]);
+        return Body::from_stream(broken).into_response();
+    }
     let mut answer = sandbox(&id, "running");
     if request["exec"].is_object() {
         answer["first_exec"] = exited("ex-0", 0, "");
