@@ -259,6 +259,26 @@ fn a_damaged_blob_is_named() {
 }
 
 #[test]
+fn a_bad_entry_in_a_whole_blob_is_not_called_damage() {
+    let noise: Vec<u8> = (0..3_000_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let bad = Archive::new().file("../x", b"").file("more", &noise).finish();
+    for layer in [bad.clone(), gzip(&bad), compressed("zstd", &bad)] {
+        let error = refused(&Layout::default().image(&[layer]).tar());
+        assert!(
+            matches!(&error, ImportError::Entry { problem: EntryProblem::ParentTraversal, .. }),
+            "{}",
+            chain(&error)
+        );
+    }
+    let error = refused(&tar(&docker_files(&[bad])));
+    assert!(
+        matches!(&error, ImportError::Entry { problem: EntryProblem::ParentTraversal, .. }),
+        "{}",
+        chain(&error)
+    );
+}
+
+#[test]
 fn the_image_for_this_host_is_picked_from_several() {
     let [a, b, c] = layers();
     let mut layout = Layout::default();

@@ -91,6 +91,8 @@ fn the_mounted_image_is_the_archived_tree() {
     run("fsck.erofs", &["--extract".as_ref(), blob.as_os_str()]);
     let mount = Mount::erofs(&blob);
     assert_same(&expected, &facts(mount.path()));
+    // Programs take inode number 0 for a deleted entry.
+    assert_ne!(fs::metadata(mount.path()).unwrap().ino(), 0);
     // The hole at the end of one file and all of the other cost nothing.
     assert_eq!(record.size_bytes, fs::metadata(&blob).unwrap().len());
     assert_eq!(record.size_bytes % 4096, 0);

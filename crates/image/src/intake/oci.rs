@@ -133,7 +133,6 @@ pub(crate) fn resolve(
     let mut search = Search { archive, architecture, usable: Vec::new(), seen: Vec::new(), visited: 0 };
     search.index(index, INDEX_DEPTH_MAX)?;
     let mut usable = search.usable;
-    usable.dedup_by(|a, b| a.digest == b.digest);
     let chosen = match usable.len() {
         1 => usable.remove(0),
         0 => {

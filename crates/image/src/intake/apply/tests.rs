@@ -122,6 +122,7 @@ refusals! {
     garbage: vec![0x5a; 4096], EntryProblem::BadHeader { .. }, "at byte 0";
     garbage_after_an_entry: [Archive::new().file("a", b"x").cut(), vec![0x5a; 512]].concat(), EntryProblem::BadHeader { .. }, "after a";
     single_zero_block: [Archive::new().file("a", b"x").bytes(&[0; 512]).cut(), Archive::new().file("b", b"").finish()].concat(), EntryProblem::BadHeader { .. }, "after a";
+    header_with_a_flipped_bit: { let mut whole = Archive::new().file("a", b"x").finish(); whole[0] ^= 2; whole }, EntryProblem::BadHeader { what: "its checksum is wrong" }, "at byte 0";
     size_that_is_no_number: Archive::new().raw(b"a", b'0', b"", b"", |h| h[124..128].copy_from_slice(b"9x-1")).finish(), EntryProblem::BadHeader { .. }, "";
     size_beyond_all_archives: Archive::new().pax(&[("size", b"18446744073709551615")]).file("a", b"").finish(), EntryProblem::BadHeader { .. }, "a";
     negative_size: Archive::new().raw(b"a", b'0', b"", b"", |h| h[124..136].fill(0xff)).finish(), EntryProblem::BadHeader { .. }, "";
@@ -347,6 +348,20 @@ fn attributes_that_would_steer_overlayfs_or_are_not_linuxs_are_left_out() {
     let mut expected = Xattrs::default();
     expected.set(b"user.kept", b"1").unwrap();
     assert_eq!(attributes(&entry).unwrap().xattrs.as_deref(), Some(&expected));
+}
+
+#[test]
+fn a_global_header_gives_what_an_entry_does_not_say() {
+    let archive = Archive::new()
+        .extended(b'g', &[("mtime", b"5.5"), ("uid", b"7"), ("gid", b"8")])
+        .file("a", b"")
+        .pax(&[("mtime", b"6"), ("uid", b"9")])
+        .file("b", b"")
+        .finish();
+    let mut reader = TarReader::new(Budgeted { inner: archive.as_slice(), budget: Budget::new(1 << 20) });
+    let (a, b) = (reader.next_entry().unwrap().unwrap(), reader.next_entry().unwrap().unwrap());
+    assert_eq!((a.uid, a.gid, a.mtime.seconds, a.mtime.nanoseconds), (7, 8, 5, 500_000_000));
+    assert_eq!((b.uid, b.gid, b.mtime.seconds, b.mtime.nanoseconds), (9, 8, 6, 0));
 }
 
 #[test]

@@ -140,11 +140,7 @@ pub(crate) fn old_gnu<S: Stream>(
     let mut more = header.raw[482] != 0;
     while more {
         let block = reader.block()?;
-        let before = segments.len();
         take(&block[..504], &mut segments)?;
-        if segments.len() == before {
-            return Err(bad("an empty block in it"));
-        }
         more = block[504] != 0;
     }
     Ok((field(&header.raw[483..495])?, segments))
