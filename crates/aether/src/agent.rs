@@ -226,17 +226,12 @@ impl Agent {
         for key in due {
             self.exec_due(key, now);
         }
-        let due: Vec<Key> = self
-            .sessions
-            .iter()
-            .filter(|(_, s)| s.due().is_some_and(|d| d <= now))
-            .map(|(k, _)| k)
-            .collect();
+        let due: Vec<Key> =
+            self.sessions.iter().filter(|(_, s)| s.due().is_some_and(|d| d <= now)).map(|(k, _)| k).collect();
         for key in due {
             self.session_due(key, now);
         }
-        let due: Vec<Key> =
-            self.dials.iter().filter(|(_, d)| d.due() <= now).map(|(k, _)| k).collect();
+        let due: Vec<Key> = self.dials.iter().filter(|(_, d)| d.due() <= now).map(|(k, _)| k).collect();
         for key in due {
             self.dial_due(key);
         }

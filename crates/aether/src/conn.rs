@@ -3,9 +3,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 
-use dsec_proto::guest::{
-    self, FRAME_FDS_MAX, FRAME_MAX, FromGuest, GuestError, Reply, ToGuest, encode,
-};
+use dsec_proto::guest::{self, FRAME_FDS_MAX, FRAME_MAX, FromGuest, GuestError, Reply, ToGuest, encode};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 

@@ -81,7 +81,10 @@ impl Agent {
             Errno::CONNREFUSED | Errno::ADDRNOTAVAIL | Errno::NETUNREACH | Errno::AFNOSUPPORT => {
                 fail(Kind::Unavailable, format!("nothing listens on port {port} inside the sandbox"))
             }
-            e => fail(Kind::Unavailable, format!("cannot connect to port {port} inside the sandbox: {}", reason(e))),
+            e => fail(
+                Kind::Unavailable,
+                format!("cannot connect to port {port} inside the sandbox: {}", reason(e)),
+            ),
         })
     }
 

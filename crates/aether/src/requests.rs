@@ -3,8 +3,8 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use dsec_proto::guest::{
-    Empty, ExecInfo, FRAME_MAX, FileCall, GENERATION, GuestError, GuestErrorKind as Kind, HEAD_MAX,
-    HelloReply, ENDED_EXECS_MAX, Reply, Request, SessionRef,
+    ENDED_EXECS_MAX, Empty, ExecInfo, FRAME_MAX, FileCall, GENERATION, GuestError, GuestErrorKind as Kind,
+    HEAD_MAX, HelloReply, Reply, Request, SessionRef,
 };
 use rustix::event::epoll::EventFlags;
 
@@ -13,8 +13,8 @@ use crate::child::{self, Plan, Work};
 use crate::conn::{Ack, Broken, Incoming, OUT_EVENTS};
 use crate::exec::{Report, State, read_report};
 use crate::fail::{fail, invalid, no_nul, os};
-use crate::start::RUNNING_EXECS_MAX;
 use crate::slab::Key;
+use crate::start::RUNNING_EXECS_MAX;
 use crate::sys;
 
 /// File operations at once.
@@ -25,9 +25,8 @@ const CHECKS_MAX: usize = 64;
 const HELLO_HEADS_MAX: usize = 1 << 20;
 /// An exec's facts in it: ids, command line, numbers.
 const INFO_MAX: usize = 2048;
-const _: () = assert!(
-    (RUNNING_EXECS_MAX + ENDED_EXECS_MAX) * INFO_MAX + HELLO_HEADS_MAX + 2 * HEAD_MAX < FRAME_MAX
-);
+const _: () =
+    assert!((RUNNING_EXECS_MAX + ENDED_EXECS_MAX) * INFO_MAX + HELLO_HEADS_MAX + 2 * HEAD_MAX < FRAME_MAX);
 
 type Answer = Result<(Reply, Vec<OwnedFd>), GuestError>;
 
@@ -203,7 +202,10 @@ impl Agent {
             return Err(fail(Kind::Conflict, format!("exec {id} has no standard input that is open")));
         };
         let copy = stdin.try_clone().map_err(|e| {
-            os("cannot copy the descriptor", rustix::io::Errno::from_io_error(&e).unwrap_or(rustix::io::Errno::IO))
+            os(
+                "cannot copy the descriptor",
+                rustix::io::Errno::from_io_error(&e).unwrap_or(rustix::io::Errno::IO),
+            )
         })?;
         Ok((Reply::Done(Empty {}), vec![copy]))
     }
@@ -249,7 +251,8 @@ impl Agent {
         no_nul("the path", &call.path)?;
         no_nul("the user", call.user.as_bytes())?;
         if self.file_children.len() >= FILE_CHILDREN_MAX {
-            let message = format!("{FILE_CHILDREN_MAX} file operations run in this sandbox, the most there can be");
+            let message =
+                format!("{FILE_CHILDREN_MAX} file operations run in this sandbox, the most there can be");
             return Err(fail(Kind::ResourceExhausted, message));
         }
         let plan = Plan { user: &call.user, cwd: b"", work: Work::Files(call, socket.as_fd()) };

@@ -2,9 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use dsec_proto::guest::{
-    ExecStart, GuestError, GuestErrorKind as Kind, STDIN_INLINE_MAX, Stdin,
-};
+use dsec_proto::guest::{ExecStart, GuestError, GuestErrorKind as Kind, STDIN_INLINE_MAX, Stdin};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 
@@ -97,7 +95,8 @@ impl Agent {
             return Err(fail(Kind::Conflict, "the sandbox is stopping; nothing new is started"));
         }
         if self.execs.len() - self.ended.len() >= RUNNING_EXECS_MAX {
-            let message = format!("{RUNNING_EXECS_MAX} commands run or wait in this sandbox, the most there can be");
+            let message =
+                format!("{RUNNING_EXECS_MAX} commands run or wait in this sandbox, the most there can be");
             return Err(fail(Kind::ResourceExhausted, message));
         }
         Ok(())

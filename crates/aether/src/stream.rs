@@ -53,6 +53,8 @@ pub(crate) struct Stream {
     start: u64,
     head: Vec<u8>,
     spool: Spool,
+    /// The bytes are in the file, not in the head.
+    spooled: bool,
     limit: u64,
     window: bool,
     heavy: bool,
@@ -70,6 +72,7 @@ impl Stream {
             start: 0,
             head: Vec::new(),
             spool: Spool::None,
+            spooled: false,
             limit,
             window: false,
             heavy: false,
@@ -103,10 +106,10 @@ impl Stream {
                         }
                     }
                 }
-                Spool::Open(_) | Spool::Failed | Spool::Done if !self.window => discard(fd, host.null.as_fd(), left),
-                Spool::None if self.head.len() as u64 >= self.limit => {
+                Spool::Open(_) | Spool::Failed | Spool::Done if !self.window => {
                     discard(fd, host.null.as_fd(), left)
                 }
+                Spool::None if self.head.len() as u64 >= self.limit => discard(fd, host.null.as_fd(), left),
                 _ => self.copy(fd, host, file, left),
             };
             match moved {
@@ -129,13 +132,7 @@ impl Stream {
         Pumped::More
     }
 
-    fn copy(
-        &mut self,
-        fd: BorrowedFd<'_>,
-        host: &Host,
-        file: &str,
-        most: usize,
-    ) -> Result<usize, Errno> {
+    fn copy(&mut self, fd: BorrowedFd<'_>, host: &Host, file: &str, most: usize) -> Result<usize, Errno> {
         let mut chunk = [0; 2 * HEAD_MAX];
         let most = most.min(chunk.len());
         let n = rustix::io::read(fd, &mut chunk[..most])?;
@@ -149,12 +146,12 @@ impl Stream {
             let room = (self.limit.min(HEAD_MAX as u64) as usize).saturating_sub(self.head.len());
             let fits = bytes.len().min(room);
             // Past a limit that is smaller than the head nothing is spooled.
-            if fits == bytes.len() || self.limit <= HEAD_MAX as u64 {
+            let spool = fits < bytes.len() && self.limit > HEAD_MAX as u64;
+            if !spool || !self.open_spool(host, file) {
                 self.head.extend_from_slice(&bytes[..fits]);
                 self.kept += fits as u64;
                 return;
             }
-            self.open_spool(host, file);
         }
         let Spool::Open(spool) = &self.spool else { return };
         if self.window {
@@ -183,21 +180,20 @@ impl Stream {
         self.grown = true;
     }
 
-    fn open_spool(&mut self, host: &Host, file: &str) {
+    /// False: what fits the head is all that is kept.
+    fn open_spool(&mut self, host: &Host, file: &str) -> bool {
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let mode = Mode::RUSR | Mode::WUSR;
-        let opened = rustix::fs::openat(&host.spool, file, flags, mode).ok().filter(|spool| {
-            write_at(spool, &self.head, 0) == self.head.len()
-        });
-        match opened {
-            Some(spool) => {
-                self.spool = Spool::Open(spool);
-                self.head = Vec::new();
-                self.told = 0;
-            }
-            // What the head has is all that is kept.
-            None => self.spool = Spool::Failed,
+        let opened = rustix::fs::openat(&host.spool, file, flags, mode)
+            .ok()
+            .filter(|spool| write_at(spool, &self.head, 0) == self.head.len());
+        self.spooled = opened.is_some();
+        self.spool = opened.map_or(Spool::Failed, Spool::Open);
+        if self.spooled {
+            self.head = Vec::new();
+            self.told = 0;
         }
+        self.spooled
     }
 
     /// Moves the window's start up and gives back what lies before it.
@@ -210,18 +206,13 @@ impl Stream {
         }
     }
 
-    fn spooled(&self) -> bool {
-        // A spool that could not even be made has left everything in the head.
-        !matches!(self.spool, Spool::None) && self.head.is_empty()
-    }
-
     fn state(&self, from: usize) -> guest::Stream {
         let kept = if self.window { self.window_kept() } else { self.kept };
         guest::Stream {
             total: self.total,
             kept,
             start: self.start,
-            spooled: self.spooled(),
+            spooled: self.spooled,
             head: self.head[from.min(self.head.len())..].to_vec(),
             head_offset: from.min(self.head.len()) as u64,
         }
@@ -274,7 +265,7 @@ impl Stream {
 
     /// Removes its file.
     pub(crate) fn forget(&self, host: &Host, file: &str) {
-        if !matches!(self.spool, Spool::None) {
+        if self.spooled {
             let _ = rustix::fs::unlinkat(&host.spool, file, AtFlags::empty());
         }
     }

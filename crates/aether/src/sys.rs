@@ -193,8 +193,7 @@ pub(crate) fn child_signals() -> Result<OwnedFd, Errno> {
         let mut child: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut child);
         libc::sigaddset(&raw mut child, libc::SIGCHLD);
-        let fd =
-            check(libc::signalfd(-1, &raw const child, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK).into())?;
+        let fd = check(libc::signalfd(-1, &raw const child, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK).into())?;
         Ok(OwnedFd::from_raw_fd(fd as RawFd))
     }
 }
@@ -202,9 +201,13 @@ pub(crate) fn child_signals() -> Result<OwnedFd, Errno> {
 /// Default action for every signal: at start, so that children only undo [`child_signals`] and what
 /// the Rust runtime ignored (`SIGPIPE`).
 pub(crate) fn default_signals() {
+    // The kernel's struct: handler, flags, restorer, mask; all zero is the default action. The raw
+    // call, since glibc's leaves out the two signals that it keeps for itself.
+    let default = [0u64; 4];
+    let nothing = ptr::null::<u64>();
     for signal in 1..=64 {
-        // SAFETY: installs no handler.
-        unsafe { libc::signal(signal, libc::SIG_DFL) };
+        // SAFETY: installs no handler; the struct lives through the call; the mask has 8 bytes.
+        unsafe { libc::syscall(libc::SYS_rt_sigaction, signal, default.as_ptr(), nothing, 8usize) };
     }
 }
 
@@ -236,8 +239,7 @@ pub(crate) fn reap() -> Option<Reaped> {
     // SAFETY: rusage is plain data.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: both out-pointers are valid.
-    let pid =
-        unsafe { libc::wait4(-1, &raw mut status, libc::WNOHANG | libc::__WALL, &raw mut usage) };
+    let pid = unsafe { libc::wait4(-1, &raw mut status, libc::WNOHANG | libc::__WALL, &raw mut usage) };
     if pid <= 0 {
         return None;
     }

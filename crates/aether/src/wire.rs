@@ -36,11 +36,7 @@ pub(crate) fn send(
 }
 
 /// Sends a few bytes and a descriptor, waiting for room.
-pub(crate) fn send_descriptor(
-    socket: BorrowedFd<'_>,
-    bytes: &[u8],
-    fd: BorrowedFd<'_>,
-) -> Result<(), Errno> {
+pub(crate) fn send_descriptor(socket: BorrowedFd<'_>, bytes: &[u8], fd: BorrowedFd<'_>) -> Result<(), Errno> {
     send(socket, bytes, &[fd], SendFlags::empty()).map(drop)
 }
 

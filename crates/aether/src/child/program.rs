@@ -211,9 +211,11 @@ fn missing_interpreter(path: &[u8]) -> GuestError {
     let read = rustix::fs::open(path, flags, Mode::empty()).and_then(|f| rustix::io::read(f, &mut start));
     let start = &start[..read.unwrap_or(0)];
     if let Some(line) = start.strip_prefix(b"#!") {
-        let line = line.split(|b| *b == b'\n').next().unwrap_or_default().trim_ascii();
-        let interpreter = line.split(|b| b" \t".contains(b)).next().unwrap_or_default();
-        let message = format!("script {shown} names the interpreter {}, which does not exist", show(interpreter));
+        let line = line.split(|b| *b == b'\n').next().unwrap_or_default();
+        let mut words = line.split(|b| b" \t".contains(b)).filter(|word| !word.is_empty());
+        let interpreter = words.next().unwrap_or_default();
+        let message =
+            format!("script {shown} names the interpreter {}, which does not exist", show(interpreter));
         if interpreter.ends_with(b"\r") {
             return fail_hint(Kind::InvalidArgument, message, "the script has CR LF line ends");
         }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use dsec_proto::guest::{
-    ExecStarted, ExecStart, GuestError, GuestErrorKind as Kind, Reply, SESSION_QUEUE_MAX,
+    ExecStart, ExecStarted, GuestError, GuestErrorKind as Kind, Reply, SESSION_QUEUE_MAX,
 };
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
@@ -79,10 +79,8 @@ impl Agent {
         session.line = Some(line);
         session.line_number += 1;
         session.line_cpu = tree::cpu_us(session.pid);
-        session.line_found = session.cgroup.as_ref().map_or_else(
-            || tree::descendants(session.pid),
-            tree::members,
-        );
+        session.line_found =
+            session.cgroup.as_ref().map_or_else(|| tree::descendants(session.pid), tree::members);
         let number = session.line_number;
         script::line_text(&text, number, session.status, &mut session.feed.0);
         self.note(line);

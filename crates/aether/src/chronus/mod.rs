@@ -23,9 +23,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use dsec_proto::guest::{
-    ExecStart, GuestError, GuestErrorKind as Kind, Reply, SessionInfo, SessionOpen,
-};
+use dsec_proto::guest::{ExecStart, GuestError, GuestErrorKind as Kind, Reply, SessionInfo, SessionOpen};
 use rustix::event::epoll::EventFlags;
 use rustix::pipe::{PipeFlags, pipe_with};
 
@@ -159,7 +157,11 @@ impl Agent {
         for variable in &request.env {
             no_nul("an environment variable", variable)?;
         }
-        if request.pty.is_some() { self.open_terminal(ack, request, fds) } else { self.open_shell(ack, request, fds) }
+        if request.pty.is_some() {
+            self.open_terminal(ack, request, fds)
+        } else {
+            self.open_shell(ack, request, fds)
+        }
     }
 
     fn session_found(&mut self, ack: Ack, key: Key) -> Result<(), GuestError> {
@@ -210,7 +212,12 @@ impl Agent {
     }
 
     /// An interactive shell on a terminal: an exec like any other, which the session follows.
-    fn open_terminal(&mut self, ack: Ack, request: &SessionOpen, fds: Vec<OwnedFd>) -> Result<(), GuestError> {
+    fn open_terminal(
+        &mut self,
+        ack: Ack,
+        request: &SessionOpen,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), GuestError> {
         check_name("exec id", &request.pty_exec)?;
         if self.execs.find(|e| e.id == request.pty_exec).is_some() {
             return Err(fail(Kind::AlreadyExists, format!("exec {} is known already", request.pty_exec)));
@@ -246,7 +253,8 @@ impl Agent {
         set_nonblocking(&script).and_then(|()| set_nonblocking(&control)).map_err(pipe)?;
         open_to_all(&script).map_err(pipe)?;
         let stdio = Stdio::Pipes([self.host.null.as_fd(), out_theirs.as_fd(), err_theirs.as_fd()]);
-        let extra = [(script_theirs.as_fd(), script::SCRIPT_FD), (control_theirs.as_fd(), script::CONTROL_FD)];
+        let extra =
+            [(script_theirs.as_fd(), script::SCRIPT_FD), (control_theirs.as_fd(), script::CONTROL_FD)];
         let program = Program::Session(&request.shell);
         let work = Work::Exec(child::Exec { program, env: &request.env, stdio, extra: &extra });
         let plan = Plan { user: &request.user, cwd: &request.cwd, work };

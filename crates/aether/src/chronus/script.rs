@@ -5,13 +5,15 @@
 //! (exit 3) && :                                  # only when $? was 3 before
 //! \command eval 'THE LINE
 //! ' 9>&-
+//!
 //! { \command echo "17 $?" >&9; } 2>/dev/null
 //! ```
 //! `eval` of one quoted word runs any text in the shell itself and fails on a syntax error without
 //! taking what follows with it. `command` in front lets the shell live through errors that otherwise
 //! end it when a special builtin has them (dash, and bash as `sh`); the backslash keeps aliases out.
 //! `9>&-` closes the control pipe for whatever the line starts; the shell keeps its own copy
-//! close-on-exec. `set -x` does not show the report, since that goes to `/dev/null`. `(exit 3) && :`
+//! close-on-exec. The empty line is for bash 5.2, which after an unterminated quote in `eval` takes the
+//! next `{` for a word otherwise. `set -x` does not show the report, since that goes to `/dev/null`. `(exit 3) && :`
 //! sets `$?` and does not trip `set -e`.
 
 use std::os::fd::RawFd;
@@ -22,8 +24,8 @@ pub(crate) const SCRIPT_FD: RawFd = 8;
 pub(crate) const CONTROL_FD: RawFd = 9;
 const SCRIPT_PATH: &[u8] = b"/proc/self/fd/8";
 
-/// First text: the inherited script descriptor is closed, and bash calls itself by its name in
-/// messages (from 5.0 on; elsewhere this is a variable like any other).
+/// First text: the inherited script descriptor is closed, and bash gets its name as `$0` (from 5.0
+/// on; elsewhere this is a variable like any other). Its messages still begin with the script's path.
 pub(super) const PRELUDE: &[u8] = b"BASH_ARGV0=bash; unset BASH_ARGV0; exec 8<&-\n";
 
 /// How a shell is started. `real` is the file behind `shell`.
@@ -56,7 +58,7 @@ pub(super) fn line_text(line: &[u8], number: u64, status: i32, into: &mut Vec<u8
             _ => into.extend_from_slice(part),
         }
     }
-    let report = format!("\n' 9>&-\n{{ \\command echo \"{number} $?\" >&9; }} 2>/dev/null\n");
+    let report = format!("\n' 9>&-\n\n{{ \\command echo \"{number} $?\" >&9; }} 2>/dev/null\n");
     into.extend_from_slice(report.as_bytes());
 }
 

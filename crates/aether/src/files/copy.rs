@@ -24,16 +24,16 @@ pub(super) fn move_across(from: &[u8], to: &[u8], overwrite: bool) -> Result<(),
     if from_name.is_empty() || to_name.is_empty() {
         return Err(invalid("the root directory cannot be moved"));
     }
-    let from_dir = paths::open_dir(from_dir).map_err(failed)?;
-    let to_dir = paths::open_dir(to_dir).map_err(failed)?;
+    let from_dir = paths::open_parent(from_dir).map_err(failed)?;
+    let to_dir = paths::open_parent(to_dir).map_err(failed)?;
     if !overwrite && paths::exists(to) {
         return Err(failed(Errno::EXIST));
     }
     let temporary = paths::temporary(to_name);
     let copied = copy(from_dir.as_fd(), from_name, to_dir.as_fd(), &temporary, 0);
     let flags = if overwrite { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
-    let placed = copied
-        .and_then(|()| rustix::fs::renameat_with(&to_dir, &temporary, &to_dir, to_name, flags));
+    let placed =
+        copied.and_then(|()| rustix::fs::renameat_with(&to_dir, &temporary, &to_dir, to_name, flags));
     if let Err(e) = placed {
         let _ = remove::remove_at(&to_dir, &temporary, true, to);
         return Err(failed(e));

@@ -36,7 +36,8 @@ impl Call<'_> {
         let _ = rustix::pipe::fcntl_setpipe_size(&write, BUFFER);
         let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         let (dir, name) = if is_dir { (self.path, &b""[..]) } else { paths::split(self.path) };
-        let dir = paths::open_dir(dir).map_err(|e| self.failed("pack", e))?;
+        let opened = if is_dir { paths::open_dir(dir) } else { paths::open_parent(dir) };
+        let dir = opened.map_err(|e| self.failed("pack", e))?;
         self.send(FileReply::default(), &[read.as_fd()])?;
         drop(read);
         let mut packer = Packer {
@@ -81,7 +82,13 @@ impl Packer<'_> {
         Ok(())
     }
 
-    fn entry(&mut self, dir: BorrowedFd<'_>, name: &[u8], path: &Path, depth: usize) -> Result<(), GuestError> {
+    fn entry(
+        &mut self,
+        dir: BorrowedFd<'_>,
+        name: &[u8],
+        path: &Path,
+        depth: usize,
+    ) -> Result<(), GuestError> {
         // Gone since it was read.
         let Ok(stat) = statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) else { return Ok(()) };
         let mut header = header(&stat);

@@ -76,7 +76,7 @@ pub(super) fn place(path: &[u8]) -> Result<Place, GuestError> {
                 if path.ends_with(b"/") {
                     return Err(invalid(format!("{} names a directory", show(&path))));
                 }
-                return Ok(Place { dir: open_dir(dir).map_err(failed)?, name: name.to_vec() });
+                return Ok(Place { dir: open_parent(dir).map_err(failed)?, name: name.to_vec() });
             }
             Err(e) => return Err(failed(e)),
         }
@@ -84,10 +84,14 @@ pub(super) fn place(path: &[u8]) -> Result<Place, GuestError> {
     Err(failed(Errno::LOOP))
 }
 
-/// Opens a directory by path.
+/// Opens a directory to be read.
 pub(super) fn open_dir(path: &[u8]) -> Result<OwnedFd, Errno> {
-    rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).or_else(|e| {
-        // One that may be entered, not listed.
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Opens a directory to reach what is in it, which needs no right to list it.
+pub(super) fn open_parent(path: &[u8]) -> Result<OwnedFd, Errno> {
+    open_dir(path).or_else(|e| {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         if e == Errno::ACCESS { rustix::fs::open(path, flags, Mode::empty()) } else { Err(e) }
     })

@@ -21,7 +21,7 @@ impl Call<'_> {
         if name.is_empty() || name == b"." || name == b".." {
             return Err(invalid(format!("{} cannot be removed", show(self.path))));
         }
-        let dir = paths::open_dir(dir).map_err(|e| self.failed("remove", e))?;
+        let dir = paths::open_parent(dir).map_err(|e| self.failed("remove", e))?;
         if is_root(dir.as_fd(), name) {
             return Err(invalid("the root directory cannot be removed"));
         }

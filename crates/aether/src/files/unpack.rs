@@ -44,12 +44,9 @@ struct Unpacker<'a> {
 impl Call<'_> {
     pub(super) fn unpack(&self) -> Result<(), GuestError> {
         paths::make_dirs(self.path)?;
-        let root = rustix::fs::open(
-            self.path,
-            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )
-        .map_err(|e| self.failed("unpack into", e))?;
+        let root =
+            rustix::fs::open(self.path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+                .map_err(|e| self.failed("unpack into", e))?;
         let (read, write) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| os("cannot make a pipe", e))?;
         let _ = rustix::pipe::fcntl_setpipe_size(&write, BUFFER);
         self.send(FileReply::default(), &[write.as_fd()])?;
@@ -111,9 +108,10 @@ impl Unpacker<'_> {
             }
             EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
                 clear_way(&parent, name).map_err(failed)?;
-                let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-                let file = rustix::fs::openat(&parent, name, flags, Mode::from_raw_mode(0o600))
-                    .map_err(failed)?;
+                let flags =
+                    OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let file =
+                    rustix::fs::openat(&parent, name, flags, Mode::from_raw_mode(0o600)).map_err(failed)?;
                 let written = copy_content(entry, &file, named, self.shown)?;
                 self.bytes += written;
                 self.own(&parent, name, uid, gid).map_err(|e| self.failed(named, e))?;
@@ -138,13 +136,17 @@ impl Unpacker<'_> {
             }
             EntryType::Fifo => {
                 clear_way(&parent, name).map_err(failed)?;
-                rustix::fs::mknodat(&parent, name, FileType::Fifo, Mode::from_raw_mode(mode), 0).map_err(failed)?;
+                rustix::fs::mknodat(&parent, name, FileType::Fifo, Mode::from_raw_mode(mode), 0)
+                    .map_err(failed)?;
             }
             EntryType::Char | EntryType::Block => {
                 return Err(invalid(format!("entry {} is a device; a sandbox makes none", show(named))));
             }
             other => {
-                return Err(invalid(format!("entry {} is of a kind this agent does not know ({other:?})", show(named))));
+                return Err(invalid(format!(
+                    "entry {} is of a kind this agent does not know ({other:?})",
+                    show(named)
+                )));
             }
         }
         self.own(&parent, name, uid, gid).map_err(|e| self.failed(named, e))?;

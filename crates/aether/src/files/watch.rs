@@ -168,9 +168,18 @@ impl Watcher<'_> {
         }
     }
 
-    fn event(&mut self, watch: i32, flags: ReadFlags, cookie: u32, name: Option<Vec<u8>>) -> Result<(), GuestError> {
-        if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
+    fn event(
+        &mut self,
+        watch: i32,
+        flags: ReadFlags,
+        cookie: u32,
+        name: Option<Vec<u8>>,
+    ) -> Result<(), GuestError> {
+        if !flags.contains(ReadFlags::MOVED_TO) {
+            // Before the directory is looked up: it may have just left the tree.
             self.lone_move();
+        }
+        if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
             self.push(Kind::Overflow, Vec::new(), None);
             // Directories that came unseen are watched from now on.
             return if self.recursive { self.add_below(b"", false) } else { Ok(()) };
@@ -197,7 +206,6 @@ impl Watcher<'_> {
         if flags.contains(ReadFlags::MOVED_TO) {
             return self.moved_to(cookie, path, is_dir);
         }
-        self.lone_move();
         if flags.contains(ReadFlags::MOVED_FROM) {
             self.moved = Some((cookie, path, is_dir));
         } else if flags.contains(ReadFlags::CREATE) {

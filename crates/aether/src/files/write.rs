@@ -36,8 +36,7 @@ impl Call<'_> {
     }
 
     fn write_in_place(&self, request: &FileWrite, owner: Option<(u32, u32)>) -> Result<(), GuestError> {
-        let flags =
-            OFlags::WRONLY | OFlags::CREATE | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = rustix::fs::open(self.path, flags, Mode::from_raw_mode(0o644)).map_err(|e| match e {
             // A pipe without a reader, or a socket.
             Errno::NXIO => self.not_regular("write", FileType::Fifo),
@@ -50,7 +49,10 @@ impl Call<'_> {
         }
         // `/proc/self` would be this child, through a link that somebody inside has planted.
         if rustix::fs::fstatfs(&file).is_ok_and(|fs| fs.f_type as u64 == PROC) {
-            return Err(invalid(format!("{} is in /proc; only stored files can be written", show(self.path))));
+            return Err(invalid(format!(
+                "{} is in /proc; only stored files can be written",
+                show(self.path)
+            )));
         }
         let replied = FileReply { files: vec![info(self.path, &stat)], ..FileReply::default() };
         self.send(replied, &[file.as_fd()])?;
@@ -115,9 +117,8 @@ impl Call<'_> {
     /// Owner, then mode: a change of owner takes the set-id bits away.
     fn finish(&self, file: &OwnedFd, owner: Option<(u32, u32)>, mode: Option<u32>) -> Result<(), GuestError> {
         if let Some((uid, gid)) = owner {
-            rustix::fs::fchown(file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid))).map_err(|e| {
-                os(format!("cannot give {} to {uid}:{gid}", show(self.path)), e)
-            })?;
+            rustix::fs::fchown(file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))
+                .map_err(|e| os(format!("cannot give {} to {uid}:{gid}", show(self.path)), e))?;
         }
         if let Some(mode) = mode {
             if mode & !0o7777 != 0 {

@@ -1,0 +1,14 @@
+//! The real agent, started as the launcher starts it, in miniature: user namespaces, chroot, pid
+//! namespace, descriptors; and spoken to over its socket. Needs root.
+//!
+//! `DSEC_AETHER_BIN` names another build of it (the static one).
+
+mod archive;
+mod execs;
+mod files;
+mod hostile;
+mod output;
+mod reconnect;
+mod sessions;
+mod support;
+mod terminal;

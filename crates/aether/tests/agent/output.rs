@@ -1,0 +1,92 @@
+//! Output: spool files, limits, and what it costs the agent.
+
+use dsec_proto::guest::{ENDED_EXECS_MAX, ExecStart, HEAD_MAX};
+
+use crate::support::{Sandbox, exec, shell};
+
+#[test]
+fn a_stream_moves_to_its_file_when_the_head_is_full() {
+    let sandbox = Sandbox::new();
+    let mut edge = sandbox.client();
+    for (id, bytes, spooled) in [("a", HEAD_MAX, false), ("b", HEAD_MAX + 1, true), ("c", 3_000_000, true)] {
+        let run = edge.run(shell(id, &format!("head -c {bytes} /dev/zero | tr '\\0' x")));
+        let out = run.info.stdout.unwrap();
+        assert_eq!((out.total, out.kept, out.spooled), (bytes as u64, bytes as u64, spooled));
+        assert_eq!(run.out, "x".repeat(bytes));
+        assert_eq!(edge.spool_file(&format!("{id}.out")).exists(), spooled);
+        assert!(!edge.spool_file(&format!("{id}.err")).exists());
+    }
+    edge.forget("c");
+    assert!(!edge.spool_file("c.out").exists());
+}
+
+#[test]
+fn a_gigabyte_nobody_reads_is_counted_and_costs_nothing() {
+    let sandbox = Sandbox::new();
+    let mut edge = sandbox.client();
+    let limit = 64 << 20;
+    let start = ExecStart { output_limit: limit, ..exec("a", &["head", "-c", "1G", "/dev/zero"]) };
+    edge.start(start, &[]).unwrap();
+    drop(edge);
+    let mut edge = loop {
+        let edge = sandbox.client();
+        if edge.hello.execs[0].ended {
+            break edge;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    };
+    let out = edge.wait("a").info.stdout.unwrap();
+    assert_eq!((out.total, out.kept, out.spooled), (1 << 30, limit, true));
+    assert_eq!(std::fs::metadata(edge.spool_file("a.out")).unwrap().len(), limit);
+    let private = sandbox.private_kib();
+    assert!(private < 2048, "{private} KiB private");
+}
+
+#[test]
+fn a_small_limit_needs_no_file() {
+    let sandbox = Sandbox::new();
+    let mut edge = sandbox.client();
+    let start = ExecStart { output_limit: 10, ..shell("a", "printf 0123456789abc; printf x >&2") };
+    let run = edge.run(start);
+    let out = run.info.stdout.unwrap();
+    assert_eq!((out.total, out.kept, out.spooled, run.out.as_str()), (13, 10, false, "0123456789"));
+    assert_eq!(run.err, "x");
+}
+
+#[test]
+fn a_full_spool_truncates_and_the_command_goes_on() {
+    let sandbox = Sandbox::new();
+    let mut edge = sandbox.client();
+    // The name is taken: as good as no room.
+    std::fs::write(edge.spool_file("a.out"), "other").unwrap();
+    let run = edge.run(shell("a", "head -c 100000 /dev/zero; echo done >&2"));
+    let out = run.info.stdout.unwrap();
+    assert_eq!((out.total, run.info.code, run.err.as_str()), (100_000, 0, "done\n"));
+    assert!(out.kept <= HEAD_MAX as u64 && !out.spooled);
+}
+
+#[test]
+fn old_ended_commands_make_room() {
+    let sandbox = Sandbox::new();
+    let mut edge = sandbox.client();
+    edge.run(shell("first", "head -c 10000 /dev/zero"));
+    for i in 0..ENDED_EXECS_MAX {
+        edge.run(exec(&format!("x{i}"), &["true"]));
+    }
+    assert!(!edge.spool_file("first.out").exists());
+    let edge = sandbox.client();
+    assert_eq!(edge.hello.execs.len(), ENDED_EXECS_MAX);
+    assert!(edge.hello.execs.iter().all(|e| e.ended && e.exec != "first"));
+}
+
+#[test]
+fn a_writer_outlives_the_forgetting_of_its_command() {
+    let sandbox = Sandbox::new();
+    let mut edge = sandbox.client();
+    let line = "(while ! [ -e /work/go ]; do sleep 0.01; done; echo x; echo x; echo alive >/work/after) & :";
+    edge.run(shell("a", line));
+    edge.forget("a");
+    edge.run(shell("b", "touch /work/go"));
+    let run = edge.run(shell("c", "while ! [ -s /work/after ]; do sleep 0.01; done; cat /work/after"));
+    assert_eq!(run.out, "alive\n");
+}
