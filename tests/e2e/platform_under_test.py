@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -33,6 +34,12 @@ def until(condition: Callable[[], Any], what: str, limit_s: float = 30.0) -> Any
         if time.monotonic() > end:
             raise AssertionError(f"{what}: not within {limit_s} s; last seen: {value!r}")
         time.sleep(0.02)
+
+
+def free_address() -> str:
+    """A loopback address with a port that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return f"127.0.0.1:{taken.getsockname()[1]}"
 
 
 def leftovers(state: Path | None = None) -> dict[str, int]:
@@ -63,7 +70,7 @@ class Platform:
 
     def up(self, *arguments: str) -> None:
         """Starts it and reads where it listens."""
-        self.dsec("up", "--detach", "--state-dir", str(self.state), "--listen", "127.0.0.1:0", *arguments)
+        self.dsec("up", "--detach", "--state-dir", str(self.state), "--listen", free_address(), *arguments)
         config = tomllib.loads(Path(self.env["DSEC_CONFIG"]).read_text())
         self.url, self.key = config["url"], config["api_key"]
 

@@ -96,7 +96,7 @@ pub trait Instance: Send + Sync + fmt::Debug {
     fn exit_fd(&self) -> BorrowedFd<'_>;
     /// Directory with the spool files of its execs' output.
     fn spool_dir(&self) -> &Path;
-    /// Makes a cgroup for an exec, or hands out one whose exec has left nothing behind. `None`: this host has no cgroup v2.
+    /// A cgroup for an exec, never used before. `None`: this host has no cgroup v2.
     ///
     /// # Errors
     /// The kernel refused.

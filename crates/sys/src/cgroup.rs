@@ -329,6 +329,14 @@ impl Group {
         Ok(Some((open_dir(&path)?, kill.into())))
     }
 
+    /// Removes the group of an exec. Its number can then be made anew.
+    ///
+    /// # Errors
+    /// `EBUSY` while it has a process.
+    pub fn remove_run(&self, number: u32) -> io::Result<()> {
+        self.run_path(number).map_or(Ok(()), |path| remove_dir(&path))
+    }
+
     fn run_path(&self, number: u32) -> Option<PathBuf> {
         self.runs.as_ref().map(|runs| runs.join(format!("run-{number}")))
     }
@@ -362,9 +370,7 @@ impl Group {
     /// `EBUSY` with the path that still has a process.
     pub fn remove(&self) -> io::Result<()> {
         for number in self.run_numbers() {
-            if let Some(path) = self.run_path(number) {
-                remove_dir(&path)?;
-            }
+            self.remove_run(number)?;
         }
         let mut first_error = Ok(());
         let all = [&self.runs, &self.agent, &self.whole].into_iter().flatten();

@@ -18,7 +18,7 @@ from ._records import NodeStatus, SandboxInfo
 from ._sandbox import Sandbox, sandbox_path
 from ._transport import Retry, Transport
 from ._version import __version__
-from .errors import DSecError, InvalidArgument, NotFound, RequestTimeout
+from .errors import ConnectionFailed, DSecError, InvalidArgument, Unavailable
 
 log = logging.getLogger("libdsec")
 
@@ -315,13 +315,9 @@ class DSecClient:
         return tuple(NodeStatus.of(node) for node in data["nodes"])
 
     async def healthy(self) -> bool:
-        """Whether a node answers."""
+        """Whether the platform can be reached and a node answers."""
         try:
             await self._transport.call("GET", "/healthz", retry_for=0.0)
-        except (RequestTimeout, NotFound):
-            raise
-        except DSecError as error:
-            if error.status == 503:
-                return False
-            raise
+        except (ConnectionFailed, Unavailable):
+            return False
         return True
