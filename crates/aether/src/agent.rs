@@ -91,6 +91,8 @@ pub(crate) struct Agent {
     pub(crate) file_children: Vec<i32>,
     pub(crate) terminating: bool,
     reap_again: bool,
+    /// Given up when there is no descriptor left for an edge.
+    spare: Option<OwnedFd>,
 }
 
 /// The epoll descriptor.
@@ -131,6 +133,7 @@ impl Agent {
         rustix::fs::fcntl_setfl(&listen, flags | rustix::fs::OFlags::NONBLOCK)?;
         poll.read(&listen, On::Listen, None)?;
         poll.read(&signals, On::Signal, None)?;
+        let spare = host.null.try_clone().ok();
         Ok(Self {
             host,
             poll,
@@ -149,6 +152,7 @@ impl Agent {
             file_children: Vec::new(),
             terminating: false,
             reap_again: false,
+            spare,
         })
     }
 
@@ -261,7 +265,13 @@ impl Agent {
     fn accept(&mut self) {
         use rustix::net::{SocketFlags, accept_with};
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        while let Ok(socket) = accept_with(&self.listen, flags) {
+        loop {
+            let socket = match accept_with(&self.listen, flags) {
+                Ok(socket) => socket,
+                // Without a descriptor left the newcomer would be announced for ever: one is kept for it.
+                Err(Errno::MFILE | Errno::NFILE) if self.spare.take().is_some() => continue,
+                Err(_) => break,
+            };
             self.connections = self.connections.wrapping_add(1);
             self.hang_up();
             if self.poll.read(&socket, On::Conn, None).is_ok() {
@@ -269,6 +279,9 @@ impl Agent {
                 self.news.clear();
                 self.ended_sessions.clear();
             }
+        }
+        if self.spare.is_none() {
+            self.spare = self.host.null.try_clone().ok();
         }
     }
 

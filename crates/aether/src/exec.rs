@@ -21,7 +21,7 @@ use dsec_proto::guest::{
 use prost::Message;
 
 use crate::agent::{Agent, On};
-use crate::child::Cgroup;
+use crate::child::{CHECKED, Cgroup};
 use crate::conn::Ack;
 use crate::fail::{fail, show};
 use crate::slab::Key;
@@ -29,6 +29,8 @@ use crate::stream::{Pumped, Stream, TURN_BUDGET};
 use crate::sys::{self, Reaped};
 use crate::{tree, wire};
 
+/// From fork to exec: longer takes only who is stopped.
+pub(crate) const START_MAX: Duration = Duration::from_secs(60);
 /// Longest command line for people.
 const COMMAND_MAX: usize = 1024;
 
@@ -131,7 +133,7 @@ impl Exec {
             outcome: None,
             linger_until: None,
             timeout: (request.timeout_ms > 0).then(|| Duration::from_millis(request.timeout_ms)),
-            deadline: None,
+            deadline: Some(Instant::now() + START_MAX),
             timed_out: false,
             session_ended: false,
             started_ms: now_ms(),
@@ -147,6 +149,11 @@ impl Exec {
             listed: false,
             tell_end: false,
         }
+    }
+
+    /// When a time limit that begins now is over.
+    pub(crate) fn time_limit(&self) -> Option<Instant> {
+        self.timeout.and_then(|t| Instant::now().checked_add(t))
     }
 
     /// Name of a stream's spool file.
@@ -252,19 +259,22 @@ impl Agent {
     pub(crate) fn exec_report(&mut self, key: Key) {
         let Some(exec) = self.execs.get_mut(key) else { return };
         let Some(report) = &exec.report else { return };
-        match read_report(report, &mut exec.stdin) {
+        match read_report(report, exec.pid, &mut exec.stdin) {
             Report::Wait => {}
-            Report::Failed(error) => {
-                let (ack, session) = (exec.ack, exec.session.clone());
-                // The child is reaped as nobody's.
-                self.drop_exec(key);
-                if session.is_empty() {
-                    self.answer(ack, Err(error));
-                } else {
-                    self.terminal_failed(&session, error);
-                }
-            }
-            Report::Done => self.exec_started(key),
+            Report::Failed(error) => self.exec_failed(key, error),
+            Report::Done | Report::Checked => self.exec_started(key),
+        }
+    }
+
+    fn exec_failed(&mut self, key: Key, error: guest::GuestError) {
+        let Some(exec) = self.execs.get(key) else { return };
+        let (ack, session) = (exec.ack, exec.session.clone());
+        // The child is reaped as nobody's.
+        self.drop_exec(key);
+        if session.is_empty() {
+            self.answer(ack, Err(error));
+        } else {
+            self.terminal_failed(&session, error);
         }
     }
 
@@ -274,7 +284,7 @@ impl Agent {
             self.poll.remove(&report);
         }
         exec.state = State::Running;
-        exec.deadline = exec.timeout.map(|t| Instant::now() + t);
+        exec.deadline = exec.time_limit();
         let mut failed = false;
         if exec.pty {
             // The master: written to by us and the edge, read here.
@@ -393,6 +403,11 @@ impl Agent {
     /// A time limit or the wait for output has run out.
     pub(crate) fn exec_due(&mut self, key: Key, now: Instant) {
         let Some(exec) = self.execs.get_mut(key) else { return };
+        if exec.state == State::Starting {
+            let _ = sys::kill(exec.pid, libc::SIGKILL);
+            self.exec_failed(key, not_started());
+            return;
+        }
         if exec.deadline.is_some_and(|d| d <= now) && exec.outcome.is_none() {
             exec.deadline = None;
             exec.timed_out = true;
@@ -465,14 +480,22 @@ fn kill_tree(exec: &Exec) {
 pub(crate) enum Report {
     /// Nothing yet, or the terminal only.
     Wait,
-    /// It was exec'd (or has ended well).
+    /// It was exec'd.
     Done,
+    /// A check found everything.
+    Checked,
     /// It could not.
     Failed(guest::GuestError),
 }
 
-/// Reads a report; a terminal's master that comes with it goes to `master`.
-pub(crate) fn read_report(report: &OwnedFd, master: &mut Option<OwnedFd>) -> Report {
+/// Nobody starts for this long but who is held up (stopped, by somebody inside).
+pub(crate) fn not_started() -> guest::GuestError {
+    let message = format!("the command did not start within {} s: it is held up", START_MAX.as_secs());
+    fail(Kind::Unavailable, message)
+}
+
+/// Reads a child's report; a terminal's master that comes with it goes to `master`.
+pub(crate) fn read_report(report: &OwnedFd, pid: i32, master: &mut Option<OwnedFd>) -> Report {
     let mut bytes = Vec::new();
     loop {
         let mut fds = std::collections::VecDeque::new();
@@ -487,7 +510,13 @@ pub(crate) fn read_report(report: &OwnedFd, master: &mut Option<OwnedFd>) -> Rep
         }
         match got {
             Err(rustix::io::Errno::AGAIN) if bytes.is_empty() => return Report::Wait,
+            // The end of file of a child that was killed says the same as that of one that was exec'd.
+            Ok(0) if bytes.is_empty() && sys::has_ended(pid) && tree::never_ran(pid) => {
+                let message = "the command was killed before it ran: the sandbox may be out of memory";
+                return Report::Failed(fail(Kind::ResourceExhausted, message));
+            }
             Ok(0) if bytes.is_empty() => return Report::Done,
+            Ok(0) | Err(rustix::io::Errno::AGAIN) if bytes == CHECKED => return Report::Checked,
             // It was written by one call: what is there is all, and nobody is waited for.
             Ok(0) | Err(rustix::io::Errno::AGAIN) => {
                 let unreadable = || fail(Kind::Internal, "the command could not be started");

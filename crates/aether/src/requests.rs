@@ -278,9 +278,12 @@ impl Agent {
     /// A checking child has ended.
     pub(crate) fn check_report(&mut self, key: Key) {
         let Some(check) = self.checks.get(key) else { return };
-        let (ack, answer) = match read_report(&check.report, &mut None) {
+        let (ack, answer) = match read_report(&check.report, 0, &mut None) {
             Report::Wait => return,
-            Report::Done => (check.ack, done()),
+            Report::Checked => (check.ack, done()),
+            Report::Done => {
+                (check.ack, Err(fail(Kind::Unavailable, "the check was killed before it was done")))
+            }
             Report::Failed(error) => (check.ack, Err(error)),
         };
         self.poll.remove(&check.report);

@@ -119,7 +119,8 @@ pub(crate) fn set_ids(uid: u32, gid: u32, groups: &[u32]) -> Result<(), Errno> {
     check(unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) }).map(drop)
 }
 
-/// Permitted and effective become `mask`, inheritable and ambient empty.
+/// Permitted and effective become `mask`, inheritable and ambient empty. The kernel leaves out bits that
+/// it has no capability for.
 pub(crate) fn set_capabilities(mask: u64) -> Result<(), Errno> {
     #[repr(C)]
     struct Header {
@@ -128,22 +129,11 @@ pub(crate) fn set_capabilities(mask: u64) -> Result<(), Errno> {
     }
     // SAFETY: integers only.
     unsafe { libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) };
-    // What the bounding set lost cannot be permitted, and bits past the last capability are refused.
-    let known = 1u64.checked_shl(last_capability() + 1).map_or(u64::MAX, |bit| bit - 1);
-    let mask = mask & known;
     let (low, high) = (mask as u32, (mask >> 32) as u32);
     let header = Header { version: CAPABILITY_VERSION_3, pid: 0 };
     let data: [u32; 6] = [low, low, 0, high, high, 0];
     // SAFETY: header and data have the layout of version 3: two structs of three words.
     check(unsafe { libc::syscall(libc::SYS_capset, &raw const header, data.as_ptr()) }).map(drop)
-}
-
-fn last_capability() -> u32 {
-    // SAFETY: integers only.
-    (0..CAPABILITIES)
-        .take_while(|c| unsafe { libc::prctl(libc::PR_CAPBSET_READ, *c, 0, 0, 0) } >= 0)
-        .last()
-        .unwrap_or(0)
 }
 
 /// No exec below gains rights.
@@ -247,6 +237,17 @@ pub(crate) fn reap() -> Option<Reaped> {
     let signal = if libc::WIFSIGNALED(status) { libc::WTERMSIG(status) } else { 0 };
     let code = if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { 0 };
     Some(Reaped { pid, code, signal, cpu_us: us(usage.ru_utime) + us(usage.ru_stime) })
+}
+
+/// It has ended and was not reaped yet.
+pub(crate) fn has_ended(pid: i32) -> bool {
+    // SAFETY: siginfo_t is plain data.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
+    // SAFETY: the out-pointer is valid; nothing is reaped.
+    let found = unsafe { libc::waitid(libc::P_PID, pid as libc::id_t, &raw mut info, flags) };
+    // SAFETY: a filled siginfo of a child has a process id; a zeroed one 0.
+    found == 0 && unsafe { info.si_pid() } == pid
 }
 
 /// Sends a signal to a process, a group (`-pgid`) or everybody (-1).

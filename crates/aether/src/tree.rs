@@ -79,6 +79,12 @@ pub(crate) fn cpu_us(pid: i32) -> u64 {
     stat(pid).map_or(0, |stat| stat.ticks.saturating_mul(1_000_000) / sys::clock_ticks())
 }
 
+/// It is a fork of the agent that never became its command (`PF_FORKNOEXEC`).
+pub(crate) fn never_ran(pid: i32) -> bool {
+    const FORKED_ONLY: u64 = 0x40;
+    stat(pid).is_some_and(|stat| stat.flags & FORKED_ONLY != 0)
+}
+
 fn is_zombie(pid: i32) -> bool {
     stat(pid).is_none_or(|stat| stat.state == b'Z')
 }
@@ -86,6 +92,7 @@ fn is_zombie(pid: i32) -> bool {
 struct Stat {
     state: u8,
     parent: i32,
+    flags: u64,
     ticks: u64,
 }
 
@@ -104,7 +111,8 @@ fn parse_stat(text: &[u8]) -> Option<Stat> {
     let ticks = (11..15)
         .filter_map(|i| std::str::from_utf8(fields.get(i)?).ok()?.parse::<u64>().ok())
         .fold(0, u64::saturating_add);
-    Some(Stat { state: *fields.first()?.first()?, parent: number(fields.get(1)?)?, ticks })
+    let flags = std::str::from_utf8(fields.get(6)?).ok()?.parse().ok()?;
+    Some(Stat { state: *fields.first()?.first()?, parent: number(fields.get(1)?)?, flags, ticks })
 }
 
 fn processes() -> Vec<(i32, i32)> {

@@ -59,6 +59,9 @@ pub(crate) struct Exec<'a> {
     pub(crate) extra: &'a [(BorrowedFd<'a>, RawFd)],
 }
 
+/// What a check that found everything reports: an end of file alone could be that of a killed child.
+pub(crate) const CHECKED: [u8; 1] = [0];
+
 /// What the child is for.
 pub(crate) enum Work<'a> {
     Exec(Exec<'a>),
@@ -77,8 +80,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) work: Work<'a>,
 }
 
-/// A child that was made. `report` is at end of file when it has exec'd (or, without exec, ended
-/// well), and has a [`GuestError`] before that when it failed.
+/// A child that was made. `report` is at end of file when it has exec'd; before that it has a
+/// [`GuestError`] when it failed, or [`CHECKED`].
 pub(crate) struct Child {
     pub(crate) pid: i32,
     pub(crate) report: OwnedFd,
@@ -122,7 +125,12 @@ fn fork_into(cgroup: Option<&Cgroup>) -> Result<(Option<i32>, Option<BorrowedFd<
 
 fn run(host: &Host, plan: &Plan<'_>, report: &OwnedFd, join: Option<BorrowedFd<'_>>) -> ! {
     let failed = match work(host, plan, report, join) {
-        Ok(()) => sys::exit(0),
+        Ok(()) => {
+            if let Work::Check = plan.work {
+                let _ = rustix::io::write(report, &CHECKED);
+            }
+            sys::exit(0)
+        }
         Err(error) => error,
     };
     if let Work::Files(_, socket) = &plan.work {

@@ -71,7 +71,7 @@ impl Agent {
         exec.state = State::Running;
         exec.pid = session.shown_pid;
         exec.started_ms = now_ms();
-        exec.deadline = exec.timeout.map(|t| Instant::now() + t);
+        exec.deadline = exec.time_limit();
         for which in 0..2 {
             let file = exec.file(which);
             exec.streams[which].push(&std::mem::take(&mut session.between[which]), &self.host, &file);

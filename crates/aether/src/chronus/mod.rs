@@ -30,7 +30,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use crate::agent::{Agent, On};
 use crate::child::{self, Cgroup, Plan, Program, Stdio, Work};
 use crate::conn::Ack;
-use crate::exec::{Exec, Report, now_ms, read_report, set_nonblocking};
+use crate::exec::{Exec, Report, START_MAX, not_started, now_ms, read_report, set_nonblocking};
 use crate::fail::{fail, invalid, no_nul, os};
 use crate::slab::Key;
 use crate::start::{cgroup_of, check_name, open_to_all, output_pipe};
@@ -71,6 +71,8 @@ pub(crate) struct Session {
     /// Who is told that it is gone.
     closers: Vec<Ack>,
     close_until: Option<Instant>,
+    /// A shell that has not started by then is given up.
+    start_until: Option<Instant>,
     cgroup: Option<Cgroup>,
     /// A terminal session's exec.
     pty_exec: Option<String>,
@@ -126,7 +128,8 @@ impl Session {
     /// When something is to be done for it.
     pub(crate) fn due(&self) -> Option<Instant> {
         let looking = self.line_kill.is_some() || (self.phase == Phase::Closing && self.pid == 0);
-        self.look_at.filter(|_| looking)
+        let starting = self.start_until.filter(|_| self.phase == Phase::Starting && self.pty_exec.is_none());
+        self.look_at.filter(|_| looking).or(starting)
     }
 }
 
@@ -191,6 +194,7 @@ impl Agent {
             openers: vec![ack],
             closers: Vec::new(),
             close_until: None,
+            start_until: Some(Instant::now() + START_MAX),
             cgroup,
             pty_exec: request.pty.map(|_| request.pty_exec.clone()),
             script: None,
@@ -293,10 +297,10 @@ impl Agent {
     pub(crate) fn session_report(&mut self, key: Key) {
         let Some(session) = self.sessions.get_mut(key) else { return };
         let Some(report) = &session.report else { return };
-        match read_report(report, &mut None) {
+        match read_report(report, session.pid, &mut None) {
             Report::Wait => {}
             Report::Failed(error) => self.session_failed(key, error),
-            Report::Done => {
+            Report::Done | Report::Checked => {
                 self.poll.remove(report);
                 session.report = None;
                 self.session_opened(key);
@@ -454,6 +458,12 @@ impl Agent {
 
     /// Time to look at it again.
     pub(crate) fn session_due(&mut self, key: Key, now: Instant) {
+        let Some(session) = self.sessions.get(key) else { return };
+        if session.phase == Phase::Starting && session.start_until.is_some_and(|until| until <= now) {
+            let _ = sys::kill(session.pid, libc::SIGKILL);
+            self.session_failed(key, not_started());
+            return;
+        }
         self.line_look(key, now);
         self.session_look(key, now);
     }

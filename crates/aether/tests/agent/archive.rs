@@ -26,8 +26,10 @@ fn pack(edge: &mut Client, path: &str) -> Result<(Vec<u8>, FileReply), GuestErro
     Ok((bytes, socket.reply()?.0))
 }
 
-/// Entries: name, kind, link target, content.
-fn archive(entries: &[(&str, EntryType, &str, &[u8])]) -> Vec<u8> {
+/// An entry: name, kind, link target, content.
+type Named<'a> = (&'a str, EntryType, &'a str, &'a [u8]);
+
+fn archive(entries: &[Named<'_>]) -> Vec<u8> {
     let mut tar = Builder::new(Vec::new());
     for (name, kind, target, content) in entries {
         let mut header = Header::new_gnu();
@@ -93,7 +95,7 @@ fn hostile_archives_stay_inside() {
         "mkdir in; ln -s /etc in/there; ln -s sub in/ok; mkdir in/sub; ln -s /etc/passwd in/file",
     ));
     let file = EntryType::Regular;
-    let bad: &[(&[(&str, EntryType, &str, &[u8])], &str)] = &[
+    let bad: &[(&[Named<'_>], &str)] = &[
         (&[("../out", file, "", b"x")], "`..`"),
         (&[("a/../../out", file, "", b"x")], "`..`"),
         (&[("there/evil", file, "", b"x")], "leads out of /work/in"),

@@ -126,3 +126,84 @@ fn a_stopped_file_child_does_not_stop_the_agent() {
         edge.wait(&format!("e{i}"));
     }
 }
+
+/// `mkdir` fails with EPERM, all else is allowed.
+fn no_mkdir() -> Vec<u8> {
+    let program: [(u16, u8, u8, u32); 5] = [
+        (0x20, 0, 0, 0),           // load the call's number
+        (0x15, 1, 0, 83),          // mkdir
+        (0x15, 0, 1, 258),         // mkdirat
+        (0x06, 0, 0, 0x0005_0001), // EPERM
+        (0x06, 0, 0, 0x7fff_0000), // allow
+    ];
+    program
+        .iter()
+        .flat_map(|(code, jt, jf, k)| [&code.to_ne_bytes()[..], &[*jt, *jf], &k.to_ne_bytes()].concat())
+        .collect()
+}
+
+#[test]
+fn the_filter_binds_commands_and_file_operations_with_and_without_no_new_privs() {
+    for no_new_privs in [true, false] {
+        let mut options = Options::default();
+        options.boot.seccomp = no_mkdir();
+        options.boot.no_new_privs = no_new_privs;
+        let sandbox = Sandbox::with(options);
+        let mut edge = sandbox.client();
+        let line = "grep -E 'Seccomp:|NoNewPrivs:|CapEff:' /proc/self/status; mkdir /tmp/x 2>&1";
+        for user in ["root", "bob"] {
+            let start = dsec_proto::guest::ExecStart { user: user.into(), ..shell(user, line) };
+            let run = edge.run(start);
+            let caps = if user == "root" { "00000000000800fb" } else { "0000000000000000" };
+            for wanted in [
+                caps,
+                "Seccomp:\t2",
+                "Operation not permitted",
+                &format!("NoNewPrivs:\t{}", u8::from(no_new_privs)),
+            ] {
+                assert!(run.out.contains(wanted), "{user} {no_new_privs}: {run:?}");
+            }
+            let make = dsec_proto::guest::FileMakeDir { parents: false, mode: 0o755 };
+            let error =
+                edge.file(user, "/tmp/y", dsec_proto::guest::FileOp::MakeDir(make)).reply().unwrap_err();
+            assert!(error.message.contains("not permitted"), "{error:?}");
+        }
+        // A terminal works under it as well.
+        let pty = Some(dsec_proto::guest::Pty { rows: 24, cols: 80 });
+        let start = dsec_proto::guest::ExecStart { pty, user: "bob".into(), ..shell("pty", "tty") };
+        assert_eq!(edge.run(start).out, "/dev/pts/0\r\n");
+    }
+}
+
+/// The memory limit kills commands, never the agent.
+#[test]
+fn memory_fillers_take_only_themselves_down() {
+    let sandbox = Sandbox::new();
+    sandbox.limit_memory(24 << 20);
+    let mut edge = sandbox.client();
+    let run = edge.run(exec("a", &["python3", "-c", "x = bytearray(400 << 20)"]));
+    assert!(run.info.signal == 9 || run.info.code != 0, "{run:?}");
+    assert!(sandbox.alive());
+    assert_eq!(edge.run(shell("b", "echo on")).out, "on\n");
+}
+
+/// Time limits of any size, and names of any kind, are no way to end the agent.
+#[test]
+fn extreme_numbers_are_harmless() {
+    let sandbox = Sandbox::new();
+    let mut edge = sandbox.client();
+    let start = dsec_proto::guest::ExecStart {
+        timeout_ms: u64::MAX,
+        output_limit: u64::MAX,
+        ..shell("a", "head -c 20000 /dev/zero")
+    };
+    assert_eq!(edge.run(start).info.stdout.unwrap().kept, 20_000);
+    let pty = Some(dsec_proto::guest::Pty { rows: u32::MAX, cols: u32::MAX });
+    let start = dsec_proto::guest::ExecStart { pty, ..shell("b", "stty size") };
+    assert_eq!(edge.run(start).out, "65535 65535\r\n");
+    for signal in [-1, 65, i32::MIN] {
+        let request = dsec_proto::guest::ExecSignal { exec: "a".into(), signal, tree: true };
+        assert!(edge.call(dsec_proto::guest::Request::ExecSignal(request), &[]).is_err());
+    }
+    assert!(sandbox.alive());
+}

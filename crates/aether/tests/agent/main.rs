@@ -3,10 +3,13 @@
 //!
 //! `DSEC_AETHER_BIN` names another build of it (the static one).
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on stops")]
+
 mod archive;
 mod execs;
 mod files;
 mod hostile;
+mod measure;
 mod output;
 mod reconnect;
 mod sessions;

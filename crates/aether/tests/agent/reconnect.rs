@@ -29,7 +29,7 @@ fn a_new_edge_learns_all_that_happened_while_there_was_none() {
     }
     assert_eq!(edge.hello.execs.len(), 101);
     let private = sandbox.private_kib();
-    assert!(private < 2048, "{private} KiB private");
+    assert!(private < 1024, "{private} KiB private");
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn an_edge_that_does_not_read_costs_nothing() {
         })
         .collect();
     let private = sandbox.private_kib();
-    assert!(private < 3072, "{private} KiB private");
+    assert!(private < 1024, "{private} KiB private");
     for id in ids {
         assert!(edge.answer(id).is_err());
     }

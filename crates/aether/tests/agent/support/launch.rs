@@ -107,20 +107,23 @@ impl Sandbox {
         vec![fs::File::open(&dir).unwrap().into(), kill.into()]
     }
 
+    /// Limits the memory of all commands together.
+    pub(crate) fn limit_memory(&self, bytes: u64) {
+        let file = Path::new(V1).join("memory").join(&self.name).join("memory.limit_in_bytes");
+        fs::write(file, bytes.to_string()).unwrap();
+    }
+
     /// Processes in a cgroup made by [`Sandbox::cgroup`].
     pub(crate) fn members(&self, name: &str) -> Vec<i32> {
         let path = Path::new(V2).join(&self.name).join(name).join("cgroup.procs");
         fs::read_to_string(path).unwrap().lines().map(|l| l.parse().unwrap()).collect()
     }
 
-    /// Private memory of the agent, KiB.
+    /// Memory of the agent that no other agent shares, KiB: its program's pages come from one memfd.
     pub(crate) fn private_kib(&self) -> u64 {
         let text = fs::read_to_string(format!("/proc/{}/smaps_rollup", self.pid)).unwrap();
-        let field = |name: &str| -> u64 {
-            let line = text.lines().find(|l| l.starts_with(name)).unwrap();
-            line.split_whitespace().nth(1).unwrap().parse().unwrap()
-        };
-        field("Private_Dirty:") + field("Private_Clean:")
+        let line = text.lines().find(|l| l.starts_with("Anonymous:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
     }
 
     /// The agent is there and not a zombie.
