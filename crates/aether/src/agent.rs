@@ -189,7 +189,7 @@ impl Agent {
                 On::ExecOut => self.exec_output(key, 0),
                 On::ExecErr => self.exec_output(key, 1),
                 On::SessionReport => self.session_report(key),
-                On::SessionScript => self.session_feed(key),
+                On::SessionScript => self.session_script(key),
                 On::SessionControl => self.session_control(key),
                 On::SessionOut => self.session_output(key, 0),
                 On::SessionErr => self.session_output(key, 1),

@@ -18,19 +18,17 @@ use dsec_proto::guest::{
     self, ENDED_EXECS_MAX, ExecInfo, ExecStarted, GuestErrorKind as Kind, OUTPUT_LIMIT_DEFAULT,
     OUTPUT_LINGER_MS, Reply,
 };
-use prost::Message;
 
 use crate::agent::{Agent, On};
-use crate::child::{CHECKED, Cgroup};
+use crate::child::Cgroup;
 use crate::conn::Ack;
 use crate::fail::{fail, show};
+use crate::report::{self, Report, START_MAX};
 use crate::slab::Key;
 use crate::stream::{Pumped, Stream, TURN_BUDGET};
 use crate::sys::{self, Reaped};
-use crate::{tree, wire};
+use crate::tree;
 
-/// From fork to exec: longer takes only who is stopped.
-pub(crate) const START_MAX: Duration = Duration::from_secs(60);
 /// Longest command line for people.
 const COMMAND_MAX: usize = 1024;
 
@@ -259,7 +257,7 @@ impl Agent {
     pub(crate) fn exec_report(&mut self, key: Key) {
         let Some(exec) = self.execs.get_mut(key) else { return };
         let Some(report) = &exec.report else { return };
-        match read_report(report, exec.pid, &mut exec.stdin) {
+        match report::read(report, exec.pid, &mut exec.stdin) {
             Report::Wait => {}
             Report::Failed(error) => self.exec_failed(key, error),
             Report::Done | Report::Checked => self.exec_started(key),
@@ -405,7 +403,7 @@ impl Agent {
         let Some(exec) = self.execs.get_mut(key) else { return };
         if exec.state == State::Starting {
             let _ = sys::kill(exec.pid, libc::SIGKILL);
-            self.exec_failed(key, not_started());
+            self.exec_failed(key, report::not_started());
             return;
         }
         if exec.deadline.is_some_and(|d| d <= now) && exec.outcome.is_none() {
@@ -474,66 +472,6 @@ fn kill_tree(exec: &Exec) {
     } else {
         tree::kill_descendants(exec.pid);
     }
-}
-
-/// What a child's report says.
-pub(crate) enum Report {
-    /// Nothing yet, or the terminal only.
-    Wait,
-    /// It was exec'd.
-    Done,
-    /// A check found everything.
-    Checked,
-    /// It could not.
-    Failed(guest::GuestError),
-}
-
-/// Nobody starts for this long but who is held up (stopped, by somebody inside).
-pub(crate) fn not_started() -> guest::GuestError {
-    let message = format!("the command did not start within {} s: it is held up", START_MAX.as_secs());
-    fail(Kind::Unavailable, message)
-}
-
-/// Reads a child's report; a terminal's master that comes with it goes to `master`.
-pub(crate) fn read_report(report: &OwnedFd, pid: i32, master: &mut Option<OwnedFd>) -> Report {
-    let mut bytes = Vec::new();
-    loop {
-        let mut fds = std::collections::VecDeque::new();
-        let before = bytes.len();
-        let got = match wire::receive(report.as_fd(), &mut bytes, &mut fds) {
-            Err(rustix::io::Errno::NOTSOCK) => read_pipe(report, &mut bytes),
-            other => other,
-        };
-        if let Some(fd) = fds.pop_front() {
-            *master = Some(fd);
-            bytes.truncate(before);
-        }
-        match got {
-            Err(rustix::io::Errno::AGAIN) if bytes.is_empty() => return Report::Wait,
-            // The end of file of a child that was killed says the same as that of one that was exec'd.
-            Ok(0) if bytes.is_empty() && sys::has_ended(pid) && tree::never_ran(pid) => {
-                let message = "the command was killed before it ran: the sandbox may be out of memory";
-                return Report::Failed(fail(Kind::ResourceExhausted, message));
-            }
-            Ok(0) if bytes.is_empty() => return Report::Done,
-            Ok(0) | Err(rustix::io::Errno::AGAIN) if bytes == CHECKED => return Report::Checked,
-            // It was written by one call: what is there is all, and nobody is waited for.
-            Ok(0) | Err(rustix::io::Errno::AGAIN) => {
-                let unreadable = || fail(Kind::Internal, "the command could not be started");
-                let error = guest::GuestError::decode(bytes.as_slice());
-                return Report::Failed(error.unwrap_or_else(|_| unreadable()));
-            }
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(e) => return Report::Failed(crate::fail::os("the command could not be started", e)),
-        }
-    }
-}
-
-fn read_pipe(pipe: &OwnedFd, into: &mut Vec<u8>) -> Result<usize, rustix::io::Errno> {
-    let mut chunk = [0; 1024];
-    let n = rustix::io::read(pipe, &mut chunk)?;
-    into.extend_from_slice(&chunk[..n]);
-    Ok(n)
 }
 
 /// Makes reads and writes return rather than wait.

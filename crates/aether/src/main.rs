@@ -6,9 +6,10 @@
 //!
 //! ```text
 //! agent     the loop, timers, reaping            child    from fork to exec, and who may do what
-//! conn      frames in and out                    stream   output: memory, spool file, limit
+//! wire      frames and descriptors on a socket   stream   output: memory, spool file, limit
 //! requests  what is asked                        exec     a command's life        start: its birth
 //! chronus   shell sessions                       files    file operations (in children)
+//! report    what a child says before its exec        conn      frames in and out
 //! dial      connections to ports                 tree     process trees
 //! users     /etc/passwd and /etc/group           sys      system calls; the only unsafe code
 //! ```
@@ -21,6 +22,7 @@ mod dial;
 mod exec;
 mod fail;
 mod files;
+mod report;
 mod requests;
 mod slab;
 mod start;

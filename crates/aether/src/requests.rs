@@ -11,8 +11,9 @@ use rustix::event::epoll::EventFlags;
 use crate::agent::{Agent, Check, On};
 use crate::child::{self, Plan, Work};
 use crate::conn::{Ack, Broken, Incoming, OUT_EVENTS};
-use crate::exec::{Report, State, read_report};
+use crate::exec::State;
 use crate::fail::{fail, invalid, no_nul, os};
+use crate::report::{self, Report};
 use crate::slab::Key;
 use crate::start::RUNNING_EXECS_MAX;
 use crate::sys;
@@ -278,7 +279,7 @@ impl Agent {
     /// A checking child has ended.
     pub(crate) fn check_report(&mut self, key: Key) {
         let Some(check) = self.checks.get(key) else { return };
-        let (ack, answer) = match read_report(&check.report, 0, &mut None) {
+        let (ack, answer) = match report::read(&check.report, 0, &mut None) {
             Report::Wait => return,
             Report::Checked => (check.ack, done()),
             Report::Done => {

@@ -8,11 +8,11 @@ use dsec_proto::guest::{
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
-use super::{LOOK, Phase, Session, check_line, script};
+use super::{LOOK, Phase, Session, script};
 use crate::agent::{Agent, On};
 use crate::conn::Ack;
 use crate::exec::{Exec, Outcome, State, now_ms};
-use crate::fail::fail;
+use crate::fail::{fail, invalid};
 use crate::slab::Key;
 use crate::sys::{self, Reaped};
 use crate::tree;
@@ -85,6 +85,18 @@ impl Agent {
         script::line_text(&text, number, session.status, &mut session.feed.0);
         self.note(line);
         self.session_feed(key);
+    }
+
+    /// The script pipe can be written to; or, when nothing waits for that, its reader is gone: the
+    /// shell was replaced (`exec`) or is ending. That is no end yet, but nothing to watch either.
+    pub(crate) fn session_script(&mut self, key: Key) {
+        let Some(session) = self.sessions.get_mut(key) else { return };
+        if session.feed.1 < session.feed.0.len() {
+            return self.session_feed(key);
+        }
+        if let Some(pipe) = session.script.take() {
+            self.poll.remove(&pipe);
+        }
     }
 
     /// Writes to the script pipe what it takes.
@@ -258,4 +270,20 @@ fn started_by_line(session: &Session) -> Vec<i32> {
     };
     let before: Vec<i32> = session.line_found.iter().copied().filter(|p| *p != session.pid).collect();
     now.into_iter().filter(|pid| *pid != session.pid && !tree::descends(*pid, &before)).collect()
+}
+
+/// Fields that a session's line cannot have.
+fn check_line(request: &ExecStart) -> Result<&[u8], GuestError> {
+    let line = request.shell.as_deref();
+    let line = line.ok_or_else(|| invalid("a session runs lines (shell), not programs (argv)"))?;
+    let plain = request.argv.is_empty()
+        && request.env.is_empty()
+        && request.cwd.is_empty()
+        && request.user.is_empty()
+        && request.pty.is_none()
+        && request.stdin_mode == dsec_proto::guest::Stdin::Null as i32;
+    if !plain {
+        return Err(invalid("argv, user, cwd, env, stdin and pty are the session's; a line cannot set them"));
+    }
+    Ok(line)
 }

@@ -7,7 +7,7 @@
 //!
 //! Its two output pipes are the session's. When a line's end is reported, what is in them at that
 //! moment is the line's; what comes later is the next line's. While no line runs, output of
-//! background jobs is read (so that they never wait) and the first [`BETWEEN_MAX`] bytes of each
+//! background jobs is read (so that they never wait) and the first [`output::BETWEEN_MAX`] bytes of each
 //! stream are kept for the next line; the rest is dropped.
 //!
 //! ```text
@@ -17,6 +17,7 @@
 //! ```
 
 mod lines;
+mod output;
 mod script;
 
 use std::collections::VecDeque;
@@ -30,19 +31,18 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use crate::agent::{Agent, On};
 use crate::child::{self, Cgroup, Plan, Program, Stdio, Work};
 use crate::conn::Ack;
-use crate::exec::{Exec, Report, START_MAX, not_started, now_ms, read_report, set_nonblocking};
-use crate::fail::{fail, invalid, no_nul, os};
+use crate::exec::{Exec, now_ms, set_nonblocking};
+use crate::fail::{fail, no_nul, os};
+use crate::report::{self, Report, START_MAX};
 use crate::slab::Key;
 use crate::start::{cgroup_of, check_name, open_to_all, output_pipe};
 use crate::sys::{self, Reaped};
-use crate::{stream, tree};
+use crate::tree;
 
 pub(crate) use script::shell_argv;
 
 /// Sessions of one sandbox.
 const SESSIONS_MAX: usize = 256;
-/// Background output kept for the next line, of each stream.
-const BETWEEN_MAX: usize = 4096;
 /// How often the processes of a session that ends, or of a line past its time, are looked at.
 const LOOK: Duration = Duration::from_millis(5);
 /// A killed session is over after this long even if the kernel still shows processes of it.
@@ -297,7 +297,7 @@ impl Agent {
     pub(crate) fn session_report(&mut self, key: Key) {
         let Some(session) = self.sessions.get_mut(key) else { return };
         let Some(report) = &session.report else { return };
-        match read_report(report, session.pid, &mut None) {
+        match report::read(report, session.pid, &mut None) {
             Report::Wait => {}
             Report::Failed(error) => self.session_failed(key, error),
             Report::Done | Report::Checked => {
@@ -461,74 +461,10 @@ impl Agent {
         let Some(session) = self.sessions.get(key) else { return };
         if session.phase == Phase::Starting && session.start_until.is_some_and(|until| until <= now) {
             let _ = sys::kill(session.pid, libc::SIGKILL);
-            self.session_failed(key, not_started());
+            self.session_failed(key, report::not_started());
             return;
         }
         self.line_look(key, now);
         self.session_look(key, now);
     }
-
-    /// Output of the session is there.
-    pub(crate) fn session_output(&mut self, key: Key, which: usize) {
-        let Some(session) = self.sessions.get_mut(key) else { return };
-        let Some(fd) = &session.fds[which] else { return };
-        let ended = match session.line.and_then(|line| self.execs.get_mut(line).map(|e| (line, e))) {
-            Some((line, exec)) => {
-                let file = exec.file(which);
-                let pumped = exec.streams[which].pump(fd.as_fd(), &self.host, &file, stream::TURN_BUDGET);
-                self.note(line);
-                pumped == stream::Pumped::End
-            }
-            None => keep_between(fd, &mut session.between[which], &self.host.null),
-        };
-        if ended && let Some(session) = self.sessions.get_mut(key) {
-            if let Some(fd) = &session.fds[which] {
-                self.poll.remove(fd);
-            }
-            session.fds[which] = None;
-        }
-    }
-
-    /// What is in the pipe at this moment is the running line's.
-    fn drain_session(&mut self, key: Key, which: usize) {
-        let Some(session) = self.sessions.get_mut(key) else { return };
-        let Some(fd) = &session.fds[which] else { return };
-        let there = rustix::io::ioctl_fionread(fd).unwrap_or(0) as usize;
-        let Some(line) = session.line else { return };
-        if there > 0
-            && let Some(exec) = self.execs.get_mut(line)
-        {
-            let file = exec.file(which);
-            exec.streams[which].pump(fd.as_fd(), &self.host, &file, there);
-            self.note(line);
-        }
-    }
-}
-
-/// Output while no line runs. True at end of file.
-fn keep_between(fd: &OwnedFd, kept: &mut Vec<u8>, null: &OwnedFd) -> bool {
-    let mut chunk = [0; BETWEEN_MAX];
-    let room = BETWEEN_MAX - kept.len().min(BETWEEN_MAX);
-    let got = if room > 0 {
-        rustix::io::read(fd, &mut chunk[..room]).inspect(|n| kept.extend_from_slice(&chunk[..*n]))
-    } else {
-        stream::discard(fd.as_fd(), null.as_fd(), stream::TURN_BUDGET)
-    };
-    got == Ok(0)
-}
-
-/// Fields that a session's line cannot have.
-fn check_line(request: &ExecStart) -> Result<&[u8], GuestError> {
-    let line = request.shell.as_deref();
-    let line = line.ok_or_else(|| invalid("a session runs lines (shell), not programs (argv)"))?;
-    let plain = request.argv.is_empty()
-        && request.env.is_empty()
-        && request.cwd.is_empty()
-        && request.user.is_empty()
-        && request.pty.is_none()
-        && request.stdin_mode == dsec_proto::guest::Stdin::Null as i32;
-    if !plain {
-        return Err(invalid("argv, user, cwd, env, stdin and pty are the session's; a line cannot set them"));
-    }
-    Ok(line)
 }

@@ -240,3 +240,37 @@ fn sessions_are_found_refused_and_closed() {
     let gone = edge.call(Request::SessionClose(SessionRef { session: "s".into() }), &[]).unwrap_err();
     assert_eq!(gone.kind, Kind::NotFound as i32);
 }
+
+/// States that a careless loop would spin in: a shell that was replaced, pipes without a reader,
+/// lines that wait, background writers, an edge that is gone.
+#[test]
+fn waiting_costs_no_cpu() {
+    let sandbox = Sandbox::new();
+    let mut edge = sandbox.client();
+    for (name, line) in [
+        ("a", "exec sleep 1000"),
+        ("b", "exec 9>&-; sleep 1000"),
+        ("c", "exec 1>&- 2>&-; sleep 1000"),
+        ("d", "(exec 8<&- 9>&-; sleep 1000) & sleep 1000"),
+    ] {
+        open(&sandbox, &mut edge, name, "");
+        let mut s = Session { edge: &mut edge, name, count: 0 };
+        s.start(line.as_bytes(), 0);
+        s.start(b"echo waits", 0);
+    }
+    edge.run(shell("back", "sleep 1000 & exec 2>&-; :"));
+    edge.start(shell("closed", "exec 1>&- 2>&-; sleep 1000"), &[]).unwrap();
+    let pty = Some(dsec_proto::guest::Pty { rows: 9, cols: 9 });
+    edge.start(ExecStart { pty, ..shell("pty", "exec 0>&- 1>&- 2>&-; setsid sleep 1000") }, &[]).unwrap();
+    // Everything is under way: another command has come and gone.
+    edge.run(shell("last", "sleep 0.1"));
+    for connected in [true, false] {
+        if !connected {
+            drop(sandbox.client());
+        }
+        let before = sandbox.cpu_ticks();
+        std::thread::sleep(Duration::from_millis(400));
+        let used = sandbox.cpu_ticks() - before;
+        assert!(used <= 4, "{used} ticks of 40, connected: {connected}");
+    }
+}

@@ -126,6 +126,13 @@ impl Sandbox {
         line.split_whitespace().nth(1).unwrap().parse().unwrap()
     }
 
+    /// CPU time of the agent so far, in clock ticks.
+    pub(crate) fn cpu_ticks(&self) -> u64 {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap();
+        let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
+        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+    }
+
     /// The agent is there and not a zombie.
     pub(crate) fn alive(&self) -> bool {
         fs::read_to_string(format!("/proc/{}/stat", self.pid))
