@@ -919,7 +919,7 @@ class DSecClient:
         return self._portal.call(self._inner.nodes())
 
     def healthy(self) -> bool:
-        """Whether a node answers."""
+        """Whether the platform can be reached and a node answers."""
         return self._portal.call(self._inner.healthy())
 
 
