@@ -36,7 +36,7 @@ pub async fn run(node: Weak<Node>) {
         tokio::time::sleep(TICK).await;
         let Some(node) = node.upgrade() else { return };
         tick += 1;
-        let everything = tick % ALL_EVERY == 0;
+        let everything = tick.is_multiple_of(ALL_EVERY);
         if everything {
             node.registry.expire();
             node.keys.retain(|id| node.registry.find(id).is_some());

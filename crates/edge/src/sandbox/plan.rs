@@ -242,7 +242,7 @@ mod tests {
     fn backends_and_networks_that_are_not_built_are_unsupported() {
         assert_eq!(refused(|r| r.backend = "microvm".into()).kind(), ErrorKind::Unsupported);
         assert_eq!(
-            refused(|r| drop(r.network_rules.insert("npm".into(), true))).kind(),
+            refused(|r| r.network_rules.extend([("npm".into(), true)])).kind(),
             ErrorKind::Unsupported
         );
         let mut off = request();

@@ -139,6 +139,7 @@ fn put_aside(state_dir: &Path, path: &Path, why: &str) {
     let name = path.parent().and_then(Path::file_name).unwrap_or_default();
     let target = aside.join(name).with_extension("json");
     let moved = std::fs::create_dir_all(&aside).and_then(|()| std::fs::rename(path, &target));
+    let _ = path.parent().map(std::fs::remove_dir);
     tracing::error!(
         path = %path.display(),
         aside = %target.display(),

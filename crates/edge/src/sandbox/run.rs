@@ -308,10 +308,7 @@ async fn try_start(
         session: request.session_id.as_ref().map(ToString::to_string).unwrap_or_default(),
         pty: request.pty.map(|size| guest::Pty { rows: size.rows.into(), cols: size.cols.into() }),
     };
-    let exec = live.guest.execs.enter(id.clone(), facts).map_err(|error| {
-        live.grip.release_cgroup(number);
-        error
-    })?;
+    let exec = live.guest.execs.enter(id.clone(), facts).inspect_err(|_| live.grip.release_cgroup(number))?;
     match live.guest.start(&id, Request::ExecStart(frame), fds).await? {
         Reply::ExecStarted(_) => Ok(exec),
         _ => Err(CallError::Unexpected.into()),

@@ -1,0 +1,10 @@
+//! The edge's whole HTTP surface on a fake backend: no kernel feature is needed.
+#![allow(unreachable_pub, reason = "one test binary; its modules see each other")]
+
+mod execs;
+mod files;
+mod images;
+mod ports;
+mod restart;
+mod sandboxes;
+mod support;

@@ -1,0 +1,176 @@
+//! An edge dies and another comes: what it finds.
+
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+
+use dsec_edge::sandbox::record::Stored;
+use serde_json::{Value, json};
+
+use crate::support::{World, until};
+
+fn random(id: &str) -> &str {
+    id.rsplit('-').next().unwrap()
+}
+
+fn record_file(world: &World, id: &str) -> PathBuf {
+    world.state.join("sandboxes").join(random(id)).join("record.json")
+}
+
+/// Changes a record on disk as only a test or a bad disk does.
+fn tamper(world: &World, id: &str, change: impl FnOnce(&mut Value)) {
+    let path = record_file(world, id);
+    let mut value: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    change(&mut value);
+    std::fs::write(path, value.to_string()).unwrap();
+}
+
+/// The record says what the test needs: it is written a moment after callers know.
+async fn on_disk(world: &World, id: &str, state: &str) {
+    until("the record", || {
+        let bytes = std::fs::read(record_file(world, id)).map_err(|e| e.to_string())?;
+        let stored: Stored = serde_json::from_slice(&bytes).map_err(|e| e.to_string())?;
+        let seen = stored.sandbox.state.as_str();
+        if seen == state && stored.anchor.is_some() { Ok(()) } else { Err(seen.to_owned()) }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sandboxes_commands_and_output_outlive_the_edge() {
+    let world = World::new();
+    let edge = world.ready().await;
+    let id =
+        edge.client.create_with(json!({ "labels": { "k": "v" } })).await["id"].as_str().unwrap().to_owned();
+    let done = edge.client.run(&id, "seq 1 10000").await;
+    let line = "echo before; until [ -e go ]; do sleep 0.01; done; echo after; cat";
+    let exec = edge.client.exec(&id, json!({ "shell": line, "stdin_mode": "stream" })).await;
+    edge.client.post(&format!("/v1/sandboxes/{id}/sessions"), json!({ "id": "s" })).await.expect(201);
+    on_disk(&world, &id, "running").await;
+    let before = edge.client.get(&format!("/v1/sandboxes/{id}")).await.expect(200);
+    drop(edge);
+
+    let edge = world.edge();
+    let record = edge.client.get(&format!("/v1/sandboxes/{id}")).await.expect(200);
+    assert_eq!((record["state"].as_str(), &record["labels"]), (Some("running"), &json!({ "k": "v" })));
+    assert_eq!(record["running_ms"], before["running_ms"]);
+    let path =
+        |exec: &Value, rest: &str| format!("/v1/sandboxes/{id}/execs/{}{rest}", exec["id"].as_str().unwrap());
+    let old = edge.client.get(&path(&done, "/stdout")).await.text();
+    assert_eq!((old.lines().count(), old.lines().last()), (10_000, Some("10000")));
+    let running = edge.client.get(&path(&exec, "?inline_limit_bytes=100")).await.expect(200);
+    assert_eq!((running["state"].as_str(), running["stdout"].as_str()), (Some("running"), Some("before\n")));
+    crate::support::files::put(&world.host.guest(random(&id)), "go", b"");
+    // The pipe of its stdin is asked for again.
+    assert_eq!(edge.client.put(&path(&exec, "/stdin"), "typed").await.status, 204);
+    let ended = edge.client.get(&path(&exec, "?wait_ms=20000&inline_limit_bytes=100")).await.expect(200);
+    assert_eq!(ended["stdout"], "before\nafter\ntyped");
+    let sessions = edge.client.get(&format!("/v1/sandboxes/{id}/sessions")).await.expect(200);
+    assert_eq!(sessions["sessions"][0]["id"], "s");
+    edge.client.delete("/v1/images/base").await.refused(409, "conflict");
+    edge.client.delete(&format!("/v1/sandboxes/{id}")).await.expect(200);
+    assert_eq!(edge.client.delete("/v1/images/base").await.status, 204);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ended_sandboxes_and_keys_are_remembered() {
+    let world = World::new();
+    let edge = world.ready().await;
+    let body = json!({ "container_image": "base" }).to_string();
+    let create = async |edge: &crate::support::Edge| {
+        edge.client.send("POST", "/v1/sandboxes", &[("idempotency-key", "k")], body.clone()).await
+    };
+    let id = create(&edge).await.expect(201)["id"].as_str().unwrap().to_owned();
+    edge.client.delete(&format!("/v1/sandboxes/{id}")).await.expect(200);
+    drop(edge);
+    let edge = world.edge();
+    let again = create(&edge).await.expect(200);
+    assert_eq!((again["id"].as_str(), again["state"].as_str()), (Some(id.as_str()), Some("stopped")));
+    assert_eq!(again["usage"]["cpu_seconds"], 1.5);
+    edge.client.get(&format!("/v1/sandboxes/{id}/logs")).await.expect_empty();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_did_not_outlive_the_edge_is_failed_and_swept() {
+    let world = World::new();
+    let edge = world.ready().await;
+    let mut ids = Vec::new();
+    for _ in 0..5 {
+        let id = edge.client.create().await;
+        on_disk(&world, &id, "running").await;
+        ids.push(id);
+    }
+    drop(edge);
+    let [gone, rebooted, half, stopping, damaged] = &ids[..] else { panic!() };
+    world.host.guests.lock().unwrap().remove(random(gone)).unwrap().kill();
+    tamper(&world, rebooted, |r| r["boot_id"] = json!("another boot"));
+    tamper(&world, half, |r| {
+        r["anchor"] = Value::Null;
+        r["sandbox"]["state"] = json!("creating");
+    });
+    tamper(&world, stopping, |r| {
+        r["sandbox"]["state"] = json!("stopping");
+        r["sandbox"]["reason"] = json!({ "code": "lifetime" });
+    });
+    std::fs::write(record_file(&world, damaged), "{\"sandbox\": nonsense").unwrap();
+
+    let edge = world.edge();
+    let end = async |id: &str| {
+        let record = edge.client.get(&format!("/v1/sandboxes/{id}?wait_state=stopped")).await.expect(200);
+        (record["state"].as_str().unwrap().to_owned(), record["reason"]["code"].as_str().unwrap().to_owned())
+    };
+    let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
+    assert_eq!(end(gone).await, pair("failed", "agent_lost"));
+    assert_eq!(end(rebooted).await, pair("failed", "rebooted"));
+    assert_eq!(end(half).await, pair("failed", "launch_failed"));
+    assert_eq!(end(stopping).await, pair("stopped", "lifetime"));
+    edge.client.get(&format!("/v1/sandboxes/{damaged}")).await.refused(404, "not_found");
+    assert_eq!(world.host.alive(), 0, "something was left running");
+    assert!(world.state.join(format!("damaged/{}.json", random(damaged))).exists());
+    assert_eq!(std::fs::read_dir(world.state.join("sandboxes")).unwrap().count(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_does_not_answer_a_new_edge_is_lost() {
+    let world = World::new();
+    let edge = world.ready().await;
+    let id = edge.client.create().await;
+    on_disk(&world, &id, "running").await;
+    drop(edge);
+    world.host.guest(random(&id)).drop_agent();
+    let edge = world.edge();
+    let record = edge.client.get(&format!("/v1/sandboxes/{id}?wait_state=failed")).await.expect(200);
+    assert_eq!(record["reason"]["code"], "agent_lost");
+    assert_eq!(world.host.alive(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lifetimes_go_on_where_they_were() {
+    let world = World::new();
+    let edge = world.ready().await;
+    let id =
+        edge.client.create_with(json!({ "max_lifetime": 3600 })).await["id"].as_str().unwrap().to_owned();
+    on_disk(&world, &id, "running").await;
+    drop(edge);
+    tamper(&world, &id, |r| {
+        let ms = r["sandbox"]["running_ms"].as_u64().unwrap();
+        r["sandbox"]["running_ms"] = json!(ms - 3_600_000);
+    });
+    let edge = world.edge();
+    let record = edge.client.get(&format!("/v1/sandboxes/{id}?wait_state=stopped")).await.expect(200);
+    assert_eq!(record["reason"]["code"], "lifetime");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_edge_that_dies_in_a_launch_finds_what_it_launched() {
+    let world = World::new();
+    let edge = world.ready().await;
+    let id = edge.client.create().await;
+    on_disk(&world, &id, "running").await;
+    drop(edge);
+    tamper(&world, &id, |r| r["sandbox"]["state"] = json!("creating"));
+    let edge = world.edge();
+    let record = edge.client.get(&format!("/v1/sandboxes/{id}?wait_state=running")).await.expect(200);
+    assert_eq!(record["state"], "running");
+    assert_eq!(edge.client.run(&id, "echo hi").await["stdout"], "hi\n");
+    assert_eq!(world.host.launches.load(Ordering::SeqCst), 1);
+}
