@@ -3,7 +3,7 @@
 //! The order in `run` is load-bearing: the backend forks its launcher, so it starts while this process
 //! has one thread; the lock comes before it, so that two edges never share a state directory.
 
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -80,7 +80,8 @@ fn main() -> ExitCode {
 fn log_to_stderr(default: &str) {
     let filter = tracing_subscriber::EnvFilter::try_from_env("DSEC_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let colours = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).init();
 }
 
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {

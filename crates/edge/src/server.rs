@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{UnixListener, UnixStream};
 use tokio_util::task::TaskTracker;
@@ -18,8 +18,6 @@ use crate::node::Node;
 /// Largest read buffer of a connection, bytes. It grows to this under a large body and no idle
 /// connection has it.
 const READ_BUFFER_MAX: usize = 1 << 20;
-/// Longest wait for a request's head once a connection has begun one.
-const HEAD_MAX: Duration = Duration::from_secs(30);
 /// After a failed accept, which means too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// After a shutdown: how long its last answer may take to leave.
@@ -92,7 +90,9 @@ pub async fn serve(node: Arc<Node>, socket: Socket) {
 async fn connection(stream: UnixStream, router: axum::Router, stop: tokio_util::sync::CancellationToken) {
     let service = TowerToHyperService::new(router);
     let mut server = http1::Builder::new();
-    server.max_buf_size(READ_BUFFER_MAX).timer(TokioTimer::new()).header_read_timeout(HEAD_MAX);
+    // No limit on the wait for a request's head: it would close control's idle connections under it, and
+    // only root can reach this socket.
+    server.max_buf_size(READ_BUFFER_MAX);
     // A caller that closes its writing half early is gone, as HTTP has it; what it began is spawned.
     let mut served = std::pin::pin!(server.serve_connection(TokioIo::new(stream), service).with_upgrades());
     let ended = tokio::select! {

@@ -210,7 +210,6 @@ impl Instance for FakeInstance {
 /// One edge process, as far as a test needs one: dropping it is `kill -9`.
 pub struct Edge {
     runtime: Option<tokio::runtime::Runtime>,
-    pub node: Arc<Node>,
     pub client: Client,
     served: Arc<AtomicBool>,
 }
@@ -253,12 +252,12 @@ impl World {
                 (node, Socket::bind(&path).unwrap())
             });
             let served = Arc::new(AtomicBool::new(false));
-            let (serving, done) = (Arc::clone(&node), Arc::clone(&served));
+            let done = Arc::clone(&served);
             runtime.spawn(async move {
-                serve(serving, socket).await;
+                serve(node, socket).await;
                 done.store(true, Ordering::SeqCst);
             });
-            Edge { runtime: Some(runtime), node, client: Client::new(path), served }
+            Edge { runtime: Some(runtime), client: Client::new(path), served }
         });
         started.join().unwrap()
     }
