@@ -20,7 +20,7 @@ fn feature(probe: Probe) -> Feature {
     Feature { name: probe.name.to_owned(), purpose: probe.purpose.to_owned(), state, found, remedy }
 }
 
-/// The edge's own checks: what it needs before any backend.
+/// The edge's own checks: its files. The rest the backend tries itself.
 pub fn own(aether: &Path, state_dir: &Path) -> Vec<Feature> {
     let check = |name: &str, purpose: &str, found: Result<String, String>, remedy: String| {
         let (state, found, remedy) = match found {
@@ -29,11 +29,6 @@ pub fn own(aether: &Path, state_dir: &Path) -> Vec<Feature> {
         };
         Feature { name: name.to_owned(), purpose: purpose.to_owned(), state, found, remedy }
     };
-    let root = if rustix::process::geteuid().is_root() {
-        Ok("runs as root".to_owned())
-    } else {
-        Err(format!("runs as uid {}", rustix::process::geteuid().as_raw()))
-    };
     let agent = std::fs::metadata(aether)
         .map(|meta| format!("{} ({} bytes)", aether.display(), meta.len()))
         .map_err(|error| format!("{}: {error}", aether.display()));
@@ -41,7 +36,6 @@ pub fn own(aether: &Path, state_dir: &Path) -> Vec<Feature> {
         .map(|dir| format!("{} is on a plain file system", dir.display()))
         .map_err(|found| format!("{}: {found}", state_dir.display()));
     vec![
-        check("root", "namespaces, mounts and cgroups", root, "run it as root".to_owned()),
         check(
             "agent",
             "runs inside every sandbox",
