@@ -8,7 +8,7 @@ use dsec_proto::guest::{
     Check, Dial, Empty, ExecRef, ExecStart, GuestError, GuestErrorKind as Kind, Reply, Request, Stdin,
 };
 
-use crate::support::{Client, Options, Sandbox, exec, shell};
+use crate::support::{Client, Options, Sandbox, eventually, exec, shell};
 
 fn refused(edge: &mut Client, start: ExecStart) -> GuestError {
     edge.start(start, &[]).expect_err("it cannot be started")
@@ -200,14 +200,10 @@ fn signals_reach_the_group_or_the_tree() {
     // A daemon in a session of its own is reached through the cgroup only.
     let line = "setsid sh -c 'setsid sleep 1000 & sleep 1000' & echo up; wait";
     edge.start(shell("b", line), &sandbox.cgroup("b")).unwrap();
-    while sandbox.members("b").len() < 4 {
-        std::thread::yield_now();
-    }
+    eventually("its cgroup", || sandbox.members("b").len() >= 4);
     edge.signal("b", libc::SIGKILL, true);
     assert_eq!(edge.wait("b").info.signal, 9);
-    while !sandbox.members("b").is_empty() {
-        std::thread::yield_now();
-    }
+    eventually("its cgroup", || sandbox.members("b").is_empty());
 }
 
 #[test]
@@ -221,16 +217,12 @@ fn a_time_limit_ends_daemons_too() {
     let run = edge.wait("a");
     assert!(run.info.timed_out && run.info.signal == 9, "{run:?}");
     assert!(started.elapsed() < Duration::from_secs(2));
-    while !sandbox.members("a").is_empty() {
-        std::thread::yield_now();
-    }
+    eventually("its cgroup", || sandbox.members("a").is_empty());
     // Without a cgroup: the group and all descendants.
     let start = ExecStart { timeout_ms: 100, ..shell("b", "setsid sleep 1000 & (setsid sleep 1000); :") };
     edge.start(start, &[]).unwrap();
     assert!(edge.wait("b").info.timed_out);
-    while !sandbox.states().is_empty() {
-        std::thread::yield_now();
-    }
+    eventually("the processes of the sandbox", || sandbox.states().is_empty());
 }
 
 #[test]
@@ -277,9 +269,7 @@ fn the_limit_of_processes_is_named() {
     assert!(error.message.contains("limit of processes (pids)"), "{error:?}");
     edge.signal("a", libc::SIGKILL, true);
     edge.wait("a");
-    while !sandbox.states().is_empty() {
-        std::thread::yield_now();
-    }
+    eventually("the processes of the sandbox", || sandbox.states().is_empty());
     assert_eq!(edge.run(shell("c", "echo again")).out, "again\n");
 }
 

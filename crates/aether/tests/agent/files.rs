@@ -8,7 +8,7 @@ use dsec_proto::guest::{
     FileWatch, FileWrite, GuestError, GuestErrorKind as Kind,
 };
 
-use crate::support::{Client, FileSocket, Sandbox, shell};
+use crate::support::{Client, FileSocket, Sandbox, eventually, shell};
 
 pub(crate) fn read(edge: &mut Client, user: &str, path: &str) -> Result<String, GuestError> {
     let (_, fds) = edge.file(user, path, FileOp::Read(Empty {})).reply()?;
@@ -299,7 +299,5 @@ fn changes_are_watched() {
     let events = watch.until(Event::Modified, "seen");
     assert!(!events.iter().any(|(_, p, _)| p.contains("unseen")), "{events:?}");
     drop(watch);
-    while !sandbox.states().is_empty() {
-        std::thread::yield_now();
-    }
+    eventually("the processes of the sandbox", || sandbox.states().is_empty());
 }

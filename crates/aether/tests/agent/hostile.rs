@@ -1,6 +1,6 @@
 //! What a user of the sandbox, root included, may try against the agent.
 
-use crate::support::{Options, Sandbox, exec, shell};
+use crate::support::{Options, Sandbox, eventually, exec, shell};
 
 #[test]
 fn root_inside_cannot_touch_or_read_the_agent() {
@@ -89,19 +89,14 @@ fn orphans_are_reaped_and_bombs_are_survived() {
     let sandbox = Sandbox::with(Options { pids_max: Some(60), ..Options::default() });
     let mut edge = sandbox.client();
     edge.run(shell("a", "i=0; while [ $i -lt 500 ]; do (: & ) ; i=$((i+1)); done"));
-    while !sandbox.states().is_empty() {
-        assert!(sandbox.states().len() < 60);
-        std::thread::yield_now();
-    }
+    eventually("orphans are reaped", || sandbox.states().is_empty());
     let bomb = dsec_proto::guest::ExecStart {
         timeout_ms: 700,
         ..exec("bomb", &["python3", "-c", "import os\nwhile True:\n try: os.fork()\n except OSError: pass"])
     };
     edge.start(bomb, &sandbox.cgroup("bomb")).unwrap();
     assert!(edge.wait("bomb").info.timed_out);
-    while !sandbox.states().is_empty() {
-        std::thread::yield_now();
-    }
+    eventually("the processes of the sandbox", || sandbox.states().is_empty());
     assert!(sandbox.alive());
     assert_eq!(edge.run(shell("after", "echo on")).out, "on\n");
 }

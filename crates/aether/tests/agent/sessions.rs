@@ -6,7 +6,7 @@ use dsec_proto::guest::{
     ExecStart, GuestErrorKind as Kind, Reply, Request, SessionInfo, SessionOpen, SessionRef,
 };
 
-use crate::support::{Client, Run, Sandbox, shell};
+use crate::support::{Client, Run, Sandbox, eventually, shell};
 
 const SHELLS: [&str; 2] = ["/bin/bash", "/bin/dash"];
 
@@ -183,9 +183,7 @@ fn signals_interrupt_a_line_and_not_the_shell() {
     s.edge.signal(&waiting, libc::SIGTERM, false);
     assert_eq!(s.edge.wait(&waiting).info.signal, libc::SIGTERM);
     let name = "s";
-    while sandbox.members(name).len() < 2 {
-        std::thread::yield_now();
-    }
+    eventually("its cgroup", || sandbox.members(name).len() >= 2);
     s.edge.signal(&id, libc::SIGINT, false);
     assert_eq!(s.edge.wait(&id).out, "up\nafter 130\n");
     assert_eq!(s.run("echo here").out, "here\n");

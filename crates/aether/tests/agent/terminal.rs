@@ -7,7 +7,7 @@ use dsec_proto::guest::{
     ExecRef, ExecStart, GuestErrorKind as Kind, PTY_WINDOW, Pty, Reply, Request, SessionOpen,
 };
 
-use crate::support::{Sandbox, shell};
+use crate::support::{Sandbox, eventually, shell};
 
 #[test]
 fn a_terminal_has_its_user_size_and_signals() {
@@ -81,8 +81,6 @@ fn a_session_on_a_terminal_is_an_exec_to_attach_to() {
     while edge.sessions_ended != ["t"] {
         edge.pump();
     }
-    while !sandbox.members("t").is_empty() {
-        std::thread::yield_now();
-    }
+    eventually("its cgroup", || sandbox.members("t").is_empty());
     assert!(sandbox.client().hello.sessions.is_empty());
 }
