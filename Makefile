@@ -8,7 +8,7 @@ STATE ?= /var/lib/dsec
 LISTEN ?= 127.0.0.1:7420
 # The agent is linked statically: it must run in images that have no C library.
 STATIC_TARGET := $(shell uname -m)-unknown-linux-gnu
-STATIC_FLAGS := target.$(STATIC_TARGET).rustflags=["-Ctarget-feature=+crt-static"]
+STATIC_FLAGS := target.$(STATIC_TARGET).rustflags=["-Ctarget-feature=+crt-static","-Cstrip=symbols"]
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
