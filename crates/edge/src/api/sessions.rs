@@ -111,6 +111,6 @@ pub(super) async fn close(
     let (id, _) = find(&entered, &sid)?;
     let request = Request::SessionClose(guest::SessionRef { session: id.to_string() });
     entered.guest().done(request, Vec::new()).await?;
-    entered.guest().execs.session_ended(id.as_str());
+    entered.guest().execs.session_closed(id.as_str());
     Ok(StatusCode::NO_CONTENT)
 }

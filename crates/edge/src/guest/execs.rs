@@ -31,6 +31,11 @@ const OOM_REPORTS_MAX: usize = 256;
 struct SessionEntry {
     info: SessionInfo,
     cgroup: Option<u32>,
+    /// It was closed here; the agent's word of its end is on its way.
+    closed: bool,
+    /// Cgroups of earlier sessions of this name whose end is still to be told: a name can be opened
+    /// anew before that, and their ends must not be taken for its own.
+    earlier: VecDeque<Option<u32>>,
 }
 
 /// Kills for memory, numbered as the kernel's counter counts them.
@@ -238,7 +243,7 @@ impl ExecTable {
             tables.execs.insert(id.clone(), Arc::new(Exec::new(id, Arc::clone(&self.spool), facts)));
         }
         for info in sessions {
-            tables.sessions.insert(info.session.clone(), SessionEntry { info, cgroup: None });
+            tables.sessions.insert(info.session.clone(), SessionEntry::new(info, None));
         }
     }
 
@@ -311,19 +316,37 @@ impl ExecTable {
                 drop(tables);
                 self.grip.release_cgroup(cgroup);
             }
-            _ => {
-                tables.sessions.insert(info.session.clone(), SessionEntry { info, cgroup });
+            Some(entry) => {
+                entry.info = info;
+                entry.closed = false;
+                let before = std::mem::replace(&mut entry.cgroup, cgroup);
+                entry.earlier.push_back(before);
             }
+            None => {
+                tables.sessions.insert(info.session.clone(), SessionEntry::new(info, cgroup));
+            }
+        }
+    }
+
+    /// A session was closed on request; its end is told later.
+    pub fn session_closed(&self, session: &str) {
+        if let Some(entry) = self.tables().sessions.get_mut(session) {
+            entry.closed = true;
         }
     }
 
     /// A session's shell is gone.
     pub fn session_ended(&self, session: &str) {
-        let gone = self.tables().sessions.remove(session);
-        if let Some(entry) = gone {
-            self.events.push("session_ended", json!({ "session_id": session }));
-            self.grip.release_cgroup(entry.cgroup);
-        }
+        let gone = {
+            let mut tables = self.tables();
+            let Some(entry) = tables.sessions.get_mut(session) else { return };
+            match entry.earlier.pop_front() {
+                Some(cgroup) => cgroup,
+                None => tables.sessions.remove(session).and_then(|entry| entry.cgroup),
+            }
+        };
+        self.events.push("session_ended", json!({ "session_id": session }));
+        self.grip.release_cgroup(gone);
     }
 
     /// Open sessions, by name, with how many lines each has.
@@ -332,6 +355,7 @@ impl ExecTable {
         tables
             .sessions
             .values()
+            .filter(|entry| !entry.closed)
             .map(|entry| SessionInfo {
                 pending: tables.lines(&entry.info.session).count() as u32,
                 ..entry.info.clone()
@@ -342,8 +366,14 @@ impl ExecTable {
     /// One open session.
     pub fn session(&self, name: &str) -> Option<SessionInfo> {
         let tables = self.tables();
-        let entry = tables.sessions.get(name)?;
+        let entry = tables.sessions.get(name).filter(|entry| !entry.closed)?;
         Some(SessionInfo { pending: tables.lines(name).count() as u32, ..entry.info.clone() })
+    }
+}
+
+impl SessionEntry {
+    fn new(info: SessionInfo, cgroup: Option<u32>) -> Self {
+        Self { info, cgroup, closed: false, earlier: VecDeque::new() }
     }
 }
 
