@@ -4,6 +4,7 @@
 //!
 //! Everything here blocks (a launch takes 2-4 ms) and is called from threads that may.
 
+mod chain;
 pub mod container;
 
 use std::fmt;

@@ -14,7 +14,7 @@ use dsec_sys::cgroup::Group;
 use dsec_sys::idmap::IdRange;
 use dsec_sys::process;
 
-use super::Shared;
+use super::shared::Shared;
 use crate::{Anchor, BackendError, ExecCgroup, Instance, OomReport, RawUsage};
 
 /// How long the last process of a killed container may take to go.
