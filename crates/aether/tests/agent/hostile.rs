@@ -114,7 +114,7 @@ fn a_stopped_file_child_does_not_stop_the_agent() {
     edge.signal("stopper", libc::SIGKILL, false);
     edge.wait("stopper");
     sandbox.states().iter().for_each(|(pid, _)| {
-        let _ = std::process::Command::new("kill").args(["-CONT", &pid.to_string()]).status();
+        let _ = std::process::Command::new("kill").args(["-CONT", &pid.to_string()]).output();
     });
     for (i, id) in started.into_iter().enumerate() {
         edge.answer(id).unwrap();

@@ -1,8 +1,8 @@
 //! Output: spool files, limits, and what it costs the agent.
 
-use dsec_proto::guest::{ENDED_EXECS_MAX, ExecStart, HEAD_MAX};
+use dsec_proto::guest::{ENDED_EXECS_MAX, ExecStart, GuestErrorKind, HEAD_MAX, Request};
 
-use crate::support::{Sandbox, exec, shell};
+use crate::support::{Options, Sandbox, exec, shell};
 
 #[test]
 fn a_stream_moves_to_its_file_when_the_head_is_full() {
@@ -89,4 +89,55 @@ fn a_writer_outlives_the_forgetting_of_its_command() {
     edge.run(shell("b", "touch /work/go"));
     let run = edge.run(shell("c", "while ! [ -s /work/after ]; do sleep 0.01; done; cat /work/after"));
     assert_eq!(run.out, "alive\n");
+}
+
+#[test]
+fn a_burst_of_commands_loses_nothing() {
+    const COUNT: usize = 400;
+    let sandbox = Sandbox::new();
+    let mut edge = sandbox.client();
+    let ids: Vec<u64> = (0..COUNT)
+        .map(|i| {
+            edge.send(
+                Request::ExecStart(shell(
+                    &format!("e{i}"),
+                    &format!("echo {i}; echo -{i} >&2; exit $(({i} % 200))"),
+                )),
+                &[],
+            )
+        })
+        .collect();
+    for id in ids {
+        edge.answer(id).unwrap();
+    }
+    for i in 0..COUNT {
+        let run = edge.wait(&format!("e{i}"));
+        assert_eq!(
+            (run.info.code as usize, run.out, run.err),
+            (i % 200, format!("{i}\n"), format!("-{i}\n"))
+        );
+    }
+}
+
+#[test]
+fn an_agent_without_descriptors_says_so_and_recovers() {
+    let sandbox = Sandbox::with(Options { agent_nofile: Some(64), ..Options::default() });
+    let mut edge = sandbox.client();
+    let mut refused = None;
+    for i in 0..40 {
+        if let Err(error) = edge.start(exec(&format!("e{i}"), &["sleep", "1000"]), &[]) {
+            refused = Some(error);
+            break;
+        }
+    }
+    let refused = refused.expect("64 descriptors are not enough");
+    assert_eq!(refused.kind, GuestErrorKind::ResourceExhausted as i32, "{refused:?}");
+    // A new edge still gets in, and it is not paid for by spinning.
+    drop(edge);
+    let mut edge = sandbox.client();
+    for exec in edge.hello.execs.clone() {
+        edge.signal(&exec.exec, libc::SIGKILL, true);
+        edge.wait(&exec.exec);
+    }
+    assert_eq!(edge.run(shell("again", "echo on")).out, "on\n");
 }

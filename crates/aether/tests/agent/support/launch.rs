@@ -26,6 +26,8 @@ pub(crate) struct Options {
     pub(crate) boot: Boot,
     /// Most processes of the sandbox, the agent among them.
     pub(crate) pids_max: Option<u32>,
+    /// Most descriptors of the agent itself.
+    pub(crate) agent_nofile: Option<u64>,
 }
 
 impl Default for Options {
@@ -43,7 +45,7 @@ impl Default for Options {
             seccomp: Vec::new(),
             tasks_fds: 0,
         };
-        Self { boot, pids_max: None }
+        Self { boot, pids_max: None, agent_nofile: None }
     }
 }
 
@@ -85,6 +87,7 @@ impl Sandbox {
             root: dir.join("root"),
             owner,
             outer: spaces.outer.as_raw_fd(),
+            nofile: options.agent_nofile,
             program: agent_binary(),
             pass,
             joins: joins.iter().map(AsRawFd::as_raw_fd).collect(),
@@ -232,6 +235,7 @@ struct Plan {
     root: PathBuf,
     owner: u32,
     outer: RawFd,
+    nofile: Option<u64>,
     program: RawFd,
     pass: Vec<RawFd>,
     joins: Vec<RawFd>,
@@ -336,6 +340,10 @@ fn become_agent(plan: &Plan) -> ! {
             libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0);
         }
         libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr());
+        if let Some(most) = plan.nofile {
+            let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        }
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         let first_extra = 3 + plan.pass.len() as u32;
         libc::syscall(libc::SYS_close_range, first_extra, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
