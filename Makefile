@@ -6,9 +6,6 @@ CARGO ?= cargo
 BIN := target/bin
 STATE ?= /var/lib/dsec
 LISTEN ?= 127.0.0.1:7420
-# The agent is linked statically: it must run in images that have no C library.
-STATIC_TARGET := $(shell uname -m)-unknown-linux-gnu
-STATIC_FLAGS := target.$(STATIC_TARGET).rustflags=["-Ctarget-feature=+crt-static","-Cstrip=symbols"]
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -19,10 +16,10 @@ deps: ## Installs what building, running and testing need
 build: ## Builds the four programs into target/bin
 	@scripts/deps build
 	$(CARGO) build --release --locked -p dsec -p dsec-control -p dsec-edge
-	$(CARGO) build --release --locked -p dsec-aether --target $(STATIC_TARGET) --config '$(STATIC_FLAGS)'
+	@scripts/build-agent
 	@mkdir -p $(BIN)
 	@install -m 0755 target/release/dsec target/release/dsec-control target/release/dsec-edge $(BIN)/
-	@install -m 0755 target/$(STATIC_TARGET)/release/dsec-aether $(BIN)/
+	@install -m 0755 -s target/agent/release/dsec-aether $(BIN)/
 
 demo: build ## Builds, starts the platform, runs 64 rollouts of real repositories, stops everything
 	@scripts/deps run

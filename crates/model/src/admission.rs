@@ -1,14 +1,15 @@
 //! Final admission on a node: is there room for one more sandbox now?
 //!
 //! CPU is overcommitted on purpose (about 90 % of sandboxes use 5 % of what they ask for), so a
-//! CPU quota does not count here. Memory counts twice: what is promised may exceed what the node
-//! has by [`MEMORY_OVERCOMMIT`], and what is free now must cover [`MEMORY_RESERVE_MIB`] besides
-//! the sandbox's first needs.
+//! CPU quota does not count here. Memory counts twice. What is free now must cover
+//! [`MEMORY_RESERVE_MIB`] besides the sandbox's first needs: that is the limit that is met. What is
+//! promised may exceed what the node has by [`MEMORY_OVERCOMMIT`], which only stops absurd sums.
 
 use serde::{Deserialize, Serialize};
 
-/// Promised memory over real memory. Sandboxes are given limits several times their use.
-pub const MEMORY_OVERCOMMIT: u64 = 16;
+/// Promised memory over real memory. An idle sandbox holds a few MiB of the gigabytes it may use, so a node of
+/// 24 GiB takes 3,000 with the default limit of 2 GiB; what they really use is watched, not what they might.
+pub const MEMORY_OVERCOMMIT: u64 = 256;
 /// Memory the node keeps free for itself, MiB.
 pub const MEMORY_RESERVE_MIB: u64 = 512;
 /// Disk the node keeps free for itself, MiB.
@@ -104,7 +105,7 @@ mod tests {
         let why = |state: Admission| state.decide(Demand { memory_mib: 4096 }).unwrap_err();
         assert!(why(Admission { live: 3200, ..ROOMY }).contains("3200 sandboxes"));
         assert!(why(Admission { memory_available_mib: 500, ..ROOMY }).contains("memory are free"));
-        assert!(why(Admission { memory_promised_mib: 24_000 * 16, ..ROOMY }).contains("promised"));
+        assert!(why(Admission { memory_promised_mib: 24_000 * MEMORY_OVERCOMMIT, ..ROOMY }).contains("promised"));
         assert!(why(Admission { disk_free_mib: 10, ..ROOMY }).contains("disk"));
     }
 }
