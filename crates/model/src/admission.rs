@@ -105,7 +105,9 @@ mod tests {
         let why = |state: Admission| state.decide(Demand { memory_mib: 4096 }).unwrap_err();
         assert!(why(Admission { live: 3200, ..ROOMY }).contains("3200 sandboxes"));
         assert!(why(Admission { memory_available_mib: 500, ..ROOMY }).contains("memory are free"));
-        assert!(why(Admission { memory_promised_mib: 24_000 * MEMORY_OVERCOMMIT, ..ROOMY }).contains("promised"));
+        assert!(
+            why(Admission { memory_promised_mib: 24_000 * MEMORY_OVERCOMMIT, ..ROOMY }).contains("promised")
+        );
         assert!(why(Admission { disk_free_mib: 10, ..ROOMY }).contains("disk"));
     }
 }
