@@ -1,5 +1,5 @@
 # Everything a fresh Debian 12 machine needs is installed by these targets. Run as root.
-.PHONY: help demo test build lint fmt up down bench bench-docker openapi deps clean
+.PHONY: help demo test testbed build lint fmt up down bench bench-docker openapi deps clean
 .DEFAULT_GOAL := help
 
 CARGO ?= cargo
@@ -28,6 +28,9 @@ demo: build ## Builds, starts the platform, runs 64 rollouts of real repositorie
 test: build ## Installs what is missing and passes all tests
 	@scripts/deps run test
 	@scripts/test
+
+testbed: build ## The end-to-end tests on Debian's 6.12 kernel with cgroup version 2, under QEMU
+	@scripts/testbed
 
 lint: ## Formatting, lints and the repository's own rules
 	$(CARGO) fmt --all --check

@@ -22,10 +22,13 @@ from libdsec.sync import DSecClient
 ROOT = Path(__file__).resolve().parents[2]
 BIN = ROOT / "target/bin"
 IMAGE = "base"
+#: How much longer than on a usual machine things may take: the testbed is an emulated one.
+PATIENCE = float(os.environ.get("DSEC_TEST_PATIENCE", "1"))
 
 
 def until(condition: Callable[[], Any], what: str, limit_s: float = 30.0) -> Any:
     """Waits until a condition holds and returns its value; fails with its last value after the limit."""
+    limit_s *= PATIENCE
     end = time.monotonic() + limit_s
     while True:
         value = condition()
@@ -62,7 +65,7 @@ class Platform:
     def dsec(self, *arguments: str, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
         """Runs the CLI against it."""
         done = subprocess.run(
-            [str(BIN / "dsec"), *arguments], env=self.env, capture_output=True, text=True, timeout=300, **options
+            [str(BIN / "dsec"), *arguments], env=self.env, capture_output=True, text=True, timeout=300 * PATIENCE, **options
         )
         if check and done.returncode != 0:
             raise AssertionError(f"dsec {' '.join(arguments)} ended with {done.returncode}: {done.stderr}")

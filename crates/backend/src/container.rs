@@ -8,6 +8,7 @@
 //! the child itself            mounts, masks, ids, no capabilities, exec ──► phases, or what failed
 //! ```
 
+mod images;
 mod instance;
 mod launch;
 mod launcher;
@@ -19,23 +20,22 @@ mod storage;
 mod templates;
 mod wire;
 
-use std::collections::HashMap;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dsec_model::Limits;
 use dsec_sys::cgroup::Tree;
 use dsec_sys::idmap::IdRange;
-use dsec_sys::mount::{Attr, FsSetting, clone_mount, new_mount};
 use dsec_sys::process::{self, Child, SingleThread};
 use dsec_sys::{fdpass, memfd, procfs};
 
 use crate::chain::ErrorChain;
 use crate::{Anchor, BackendError, Instance, NodePaths, Phase};
+use images::Images;
 use instance::{Container, FileCount, Runs};
 use launch::{Clock, Undo, boot_config, follow, group_limits};
 use oom::OomLog;
@@ -73,7 +73,7 @@ pub struct ContainerSpec {
 pub struct ContainerBackend {
     shared: Arc<Shared>,
     launcher: Child,
-    images: Mutex<HashMap<PathBuf, OwnedFd>>,
+    images: Images,
     boot_id: String,
 }
 
@@ -116,7 +116,8 @@ impl ContainerBackend {
         let boot_id = procfs::boot_id().map_err(failed("read the boot id"))?;
         let shared =
             Shared { state, tree, storage, oom: OomLog::open(), sockets, launcher: Mutex::new(socket) };
-        Ok(Self { shared: Arc::new(shared), launcher: child, images: Mutex::default(), boot_id })
+        let images = Images::open(&shared.state)?;
+        Ok(Self { shared: Arc::new(shared), launcher: child, images, boot_id })
     }
 
     /// Starts a container and returns when its agent has been executed. On an error nothing of it is left.
@@ -144,7 +145,7 @@ impl ContainerBackend {
         clock.lap("cgroups");
         let layer = shared.storage.create(&spec.name, spec.limits.disk_mib << 20)?;
         clock.lap("writable layer");
-        let image = self.image_mount(&spec.image)?;
+        let image = self.images.clone_of(&spec.image)?;
         clock.lap("image");
         let (spool, spool_mount) = shared.make_spool(&spec.name)?;
         let listen = shared.listen(&spec.name)?;
@@ -269,7 +270,7 @@ impl ContainerBackend {
     /// What could not be removed.
     pub fn shut_down(self) -> Result<(), BackendError> {
         let Self { shared, launcher, images, .. } = self;
-        drop(images);
+        images.close()?;
         let shared = Arc::try_unwrap(shared).map_err(|_| {
             BackendError::new("shut the container backend down", io::Error::other("containers are left"))
         })?;
@@ -289,7 +290,7 @@ impl ContainerBackend {
 
     /// Mount of an image is dropped when nothing uses it, so that its file can be removed.
     pub fn forget_image(&self, image: &Path) {
-        self.images.lock().unwrap_or_else(PoisonError::into_inner).remove(image);
+        self.images.forget(image);
     }
 
     /// Bytes of disk for writable layers: all, free.
@@ -300,20 +301,5 @@ impl ContainerBackend {
     /// Tries every kernel feature and tool this backend uses or would use, on the spot.
     pub fn probe() -> Vec<Probe> {
         probe::all()
-    }
-
-    /// A clone of the image's mount. The image itself is mounted once for all containers, nowhere in the
-    /// tree: the mount is gone when the edge and the last container that uses it are.
-    fn image_mount(&self, image: &Path) -> Result<OwnedFd, BackendError> {
-        let mut images = self.images.lock().unwrap_or_else(PoisonError::into_inner);
-        let what = || format!("mount the image {}", image.display());
-        if !images.contains_key(image) {
-            let source =
-                image.to_str().ok_or_else(|| failed(what())(io::Error::other("its path is not UTF-8")))?;
-            let mount = new_mount("erofs", &[FsSetting::Text("source", source)], Attr::READ_ONLY);
-            images.insert(image.to_owned(), mount.map_err(failed(what()))?);
-        }
-        let mount = images.get(image).ok_or_else(|| failed(what())(io::ErrorKind::NotFound.into()))?;
-        clone_mount(mount.as_fd(), "", false).map_err(failed(what()))
     }
 }

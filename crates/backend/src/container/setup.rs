@@ -17,7 +17,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::launcher::Ready;
-use super::templates::Templates;
+use super::templates::{Clones, Templates, place};
 use super::wire::{FIXED_FDS, FromLaunch, Launch};
 
 /// Files of the host's kernel that tell about the host, each covered by `/dev/null`. Writing is not the
@@ -141,8 +141,10 @@ fn build(
         id_map(fds.image.as_fd(), users, Attr::READ_ONLY)?;
         id_map(fds.writable.as_fd(), users, Attr::NODEV)
     })?;
-    let root = phases.run("overlay", || overlay(fds.image.as_fd(), fds.writable.as_fd(), base))?;
+    let clones = phases.run("clones", || templates.clones(MASKED_FILES.len(), MASKED_DIRS.len()))?;
     phases.run("namespaces", || process::unshare(Namespaces::MOUNT_IPC_UTS_CGROUP))?;
+    let root = phases.run("overlay", || overlay(fds.image.as_fd(), fds.writable.as_fd(), base))?;
+    let memory = phases.run("tmpfs", || tmpfs(launch.tmpfs_bytes, base))?;
     phases.run("root", || {
         attach(root.as_fd(), CWD, "/")?;
         rustix::process::fchdir(&root)?;
@@ -151,11 +153,12 @@ fn build(
     })?;
     phases.run("mounts", || {
         process::set_fs_ids(base, base);
-        let made = mounts(launch, &root, users, base, templates);
+        let made = mounts(&root, &clones.dev, &memory, users, base)
+            .and_then(|()| name_files(&root, &memory, &launch.hostname, base));
         process::set_fs_ids(0, 0);
         made
     })?;
-    phases.run("masks", || masks(templates))?;
+    phases.run("masks", || masks(&clones))?;
     phases.run("names", || {
         process::set_hostname(&launch.hostname)?;
         process::leave_session_keyring();
@@ -166,20 +169,20 @@ fn build(
 /// The container's root: the image below, its writable layer above. Made with the file-system ids of the
 /// container's root, so that what overlayfs itself creates in the writable layer belongs to it
 /// (else it answers EOVERFLOW and silently becomes read-only). `volatile`: never synced; a container does not
-/// outlive a crash of its host, and without it the end of one would sync the whole file system.
+/// outlive a crash of its host, and without it the end of one would sync the whole file system. The layers are named by
+/// paths, which every kernel since 6.7 takes (descriptors need 6.13, and detached layers 6.15).
 fn overlay(image: BorrowedFd<'_>, writable: BorrowedFd<'_>, base: u32) -> io::Result<OwnedFd> {
-    let dir =
-        |name| openat(writable, name, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-    let (upper, work) = (dir("upper")?, dir("work")?);
+    attach(image, CWD, place::IMAGE)?;
+    attach(writable, CWD, place::WRITABLE)?;
     process::keep_caps_over_id_changes()?;
     process::set_fs_ids(base, base);
     let mounted = new_mount(
         "overlay",
         &[
             FsSetting::Text("source", "overlay"),
-            FsSetting::Fd("lowerdir+", image),
-            FsSetting::Fd("upperdir", upper.as_fd()),
-            FsSetting::Fd("workdir", work.as_fd()),
+            FsSetting::Text("lowerdir+", place::IMAGE),
+            FsSetting::Text("upperdir", &format!("{}/upper", place::WRITABLE)),
+            FsSetting::Text("workdir", &format!("{}/work", place::WRITABLE)),
             FsSetting::Text("redirect_dir", "on"),
             FsSetting::Flag("volatile"),
         ],
@@ -187,6 +190,26 @@ fn overlay(image: BorrowedFd<'_>, writable: BorrowedFd<'_>, base: u32) -> io::Re
     );
     process::set_fs_ids(0, 0);
     mounted
+}
+
+/// One file system in memory for `/tmp`, `/dev/shm` and the name files, attached so that it can be cloned.
+fn tmpfs(bytes: u64, base: u32) -> io::Result<OwnedFd> {
+    let (size, files) = (bytes.to_string(), (bytes / 4096).max(1024).to_string());
+    let settings = [
+        FsSetting::Text("size", &size),
+        FsSetting::Text("nr_inodes", &files),
+        FsSetting::Text("mode", "0755"),
+    ];
+    let memory = new_mount("tmpfs", &settings, Attr::NOSUID_NODEV)?;
+    attach(memory.as_fd(), CWD, place::MEMORY)?;
+    process::set_fs_ids(base, base);
+    let made = ["shm", "tmp"].into_iter().try_for_each(|name| {
+        mkdirat(&memory, name, Mode::from_raw_mode(0o1777))?;
+        rustix::fs::chmodat(&memory, name, Mode::from_raw_mode(0o1777), AtFlags::empty())
+    });
+    process::set_fs_ids(0, 0);
+    made?;
+    Ok(memory)
 }
 
 /// Opens a path of the container as the container would see it: links never lead out of its root.
@@ -211,16 +234,15 @@ fn directory(root: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
 }
 
 fn mounts(
-    launch: &Launch,
     root: &OwnedFd,
+    dev: &OwnedFd,
+    memory: &OwnedFd,
     users: BorrowedFd<'_>,
     base: u32,
-    templates: &Templates,
 ) -> io::Result<()> {
     let proc = new_mount("proc", &[FsSetting::Text("hidepid", "ptraceable")], Attr::DATA_ONLY)?;
     attach(proc.as_fd(), directory(root, "proc")?.as_fd(), "")?;
 
-    let dev = clone_mount(templates.dev.as_fd(), "", false)?;
     id_map(dev.as_fd(), users, Attr::DEVICES)?;
     attach(dev.as_fd(), directory(root, "dev")?.as_fd(), "")?;
     // Group 5 is `tty` in every distribution.
@@ -230,20 +252,8 @@ fn mounts(
     let pts = new_mount("devpts", &terminals, Attr::NONE)?;
     attach(pts.as_fd(), dev.as_fd(), "pts")?;
 
-    let (size, files) = (launch.tmpfs_bytes.to_string(), (launch.tmpfs_bytes / 4096).max(1024).to_string());
-    let settings = [
-        FsSetting::Text("size", &size),
-        FsSetting::Text("nr_inodes", &files),
-        FsSetting::Text("mode", "0755"),
-    ];
-    let memory = new_mount("tmpfs", &settings, Attr::NOSUID_NODEV)?;
-    for name in ["shm", "tmp"] {
-        mkdirat(&memory, name, Mode::from_raw_mode(0o1777))?;
-        rustix::fs::chmodat(&memory, name, Mode::from_raw_mode(0o1777), AtFlags::empty())?;
-    }
     attach(clone_mount(memory.as_fd(), "shm", false)?.as_fd(), dev.as_fd(), "shm")?;
-    attach(clone_mount(memory.as_fd(), "tmp", false)?.as_fd(), directory(root, "tmp")?.as_fd(), "")?;
-    name_files(root, &memory, &launch.hostname, base)
+    attach(clone_mount(memory.as_fd(), "tmp", false)?.as_fd(), directory(root, "tmp")?.as_fd(), "")
 }
 
 /// `/etc/hosts`, `/etc/hostname` and `/etc/resolv.conf`: the container's own, over whatever the image has, and not
@@ -280,21 +290,17 @@ fn name_files(root: &OwnedFd, memory: &OwnedFd, hostname: &str, base: u32) -> io
     Ok(())
 }
 
-fn masks(templates: &Templates) -> io::Result<()> {
-    let cover = |with: BorrowedFd<'_>, path_in_it: &str, names: &[&str]| -> io::Result<()> {
-        for name in names {
-            let path = format!("/proc/{name}");
-            match openat(CWD, &path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
-                // This kernel was built without it.
-                Err(Errno::NOENT) => {}
-                Err(error) => return Err(error.into()),
-                Ok(place) => attach(clone_mount(with, path_in_it, false)?.as_fd(), place.as_fd(), "")?,
-            }
+fn masks(clones: &Clones) -> io::Result<()> {
+    let names = MASKED_FILES.iter().zip(&clones.nulls).chain(MASKED_DIRS.iter().zip(&clones.empties));
+    for (name, cover) in names {
+        match openat(CWD, format!("/proc/{name}"), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+            // This kernel was built without it.
+            Err(Errno::NOENT) => {}
+            Err(error) => return Err(error.into()),
+            Ok(place) => attach(cover.as_fd(), place.as_fd(), "")?,
         }
-        Ok(())
-    };
-    cover(templates.dev.as_fd(), "null", MASKED_FILES)?;
-    cover(templates.empty.as_fd(), "", MASKED_DIRS)
+    }
+    Ok(())
 }
 
 /// Gives everything up: descriptors but the agent's, ids, capabilities. Returns the channel, which an exec closes.
