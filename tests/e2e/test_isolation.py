@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from libdsec.sync import DSecClient, Sandbox
+from platform_under_test import Platform
 
 
 def test_root_inside_is_an_unprivileged_id_outside_and_no_two_sandboxes_share_one(
@@ -106,7 +107,7 @@ except OSError:
     assert sandbox.run("true").ok
 
 
-def test_nothing_of_the_host_shows_in_proc_sys_and_dev(sandbox: Sandbox) -> None:
+def test_nothing_of_the_host_shows_in_proc_sys_and_dev(shared: Platform, sandbox: Sandbox) -> None:
     listing = sandbox.run_shell("ls /dev; ls /sys 2>/dev/null; cat /proc/cmdline /proc/keys; ls /proc/acpi 2>/dev/null")
     names = set(listing.stdout.split())
     assert names == {
@@ -114,7 +115,7 @@ def test_nothing_of_the_host_shows_in_proc_sys_and_dev(sandbox: Sandbox) -> None
         *("urandom", "zero"),
     }
     mounts = sandbox.run("cat", "/proc/self/mountinfo", check=True).stdout
-    assert str(Path.cwd()) not in mounts
+    assert str(shared.state) not in mounts
     refused = sandbox.run_shell(
         "for f in /proc/sys/kernel/hostname /proc/sysrq-trigger /proc/sys/vm/drop_caches /proc/sys/kernel/core_pattern;"
         " do (echo 1 > $f) 2>/dev/null && echo wrote $f; done; mknod /tmp/disk b 8 0 2>/dev/null && echo made"
