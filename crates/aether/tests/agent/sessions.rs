@@ -161,7 +161,8 @@ fn a_line_past_its_time_loses_its_processes_and_the_session_stays() {
             "{with}"
         );
         let background = s.run("ps -e -o args= | grep -c '[w]hile :'");
-        assert_eq!(background.out, "1\n", "the earlier job goes on");
+        // Twice for a moment, when it has forked for its `sleep`.
+        assert_ne!(background.out, "0\n", "the earlier job is gone");
         // The shell itself is busy: nothing but its end helps.
         let started = Instant::now();
         let id = s.start(b"while :; do :; done", 100);
