@@ -39,8 +39,7 @@ pub trait KeyStore: Send + Sync + 'static {
 /// # Errors
 /// No key, a malformed header, an unknown key, or a store that cannot be read.
 pub async fn authenticate(keys: &dyn KeyStore, headers: &HeaderMap) -> Result<Arc<Principal>, Failure> {
-    const HINT: &str =
-        "send `Authorization: Bearer KEY`; `dsec up` prints a key, `dsec status` shows where it is";
+    const HINT: &str = "send `Authorization: Bearer KEY`; `dsec up` wrote a key to ~/.config/dsec/config.toml of whoever ran it";
     let refuse = |message: &str| Err(Failure::new(ErrorKind::Unauthenticated, message).hint(HINT));
     let Some(value) = headers.get(header::AUTHORIZATION) else {
         return refuse("the request has no key");

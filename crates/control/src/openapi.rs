@@ -69,7 +69,9 @@ impl Modify for Common {
         let components = document.components.get_or_insert_with(Components::new);
         let key = Http::builder()
             .scheme(HttpAuthScheme::Bearer)
-            .description(Some("A key that `dsec up` printed, or one made later."))
+            .description(Some(
+                "A key, such as the one that `dsec up` writes to `~/.config/dsec/config.toml`.",
+            ))
             .build();
         components.add_security_scheme("key", SecurityScheme::Http(key));
         let nodes = ArrayBuilder::new().items(Ref::from_schema_name("NodeStatus"));

@@ -47,7 +47,7 @@ pub fn invalid_field(field: &str, message: impl Into<String>) -> ApiError {
 pub fn no_sandbox(id: &str) -> ApiError {
     ApiError::new(ErrorKind::NotFound, format!("no sandbox {id} on this node"))
         .detail(serde_json::json!({ "sandbox_id": id }))
-        .hint("`dsec ls` lists them; a sandbox that ended is forgotten after an hour")
+        .hint("`dsec ps --all` lists them; a sandbox that ended is forgotten after an hour")
 }
 
 /// The sandbox is not in a state that takes requests.

@@ -12,7 +12,8 @@ mod session;
 
 pub use errors::{ApiError, ErrorBody, status_of};
 pub use exec::{
-    AttachEvent, Exec, ExecList, ExecRequest, ExecState, OomKill, PtySize, SignalRequest, StdinMode,
+    AttachEvent, Exec, ExecList, ExecRequest, ExecState, INLINE_MAX, OomKill, PtySize, SignalRequest,
+    StdinMode,
 };
 pub use files::{FileEvent, FileEventKind, FileInfo, FileKind, FileList, MakeDirRequest, MoveRequest};
 pub use image::{Image, ImageList, ImportEvent};

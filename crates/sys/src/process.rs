@@ -332,18 +332,6 @@ pub fn wait_for_end(pidfd: BorrowedFd<'_>, limit: std::time::Duration) -> io::Re
     }
 }
 
-/// Version of the Landlock interface that this kernel offers.
-///
-/// # Errors
-/// `ENOSYS` without Landlock, `EOPNOTSUPP` when it is turned off at boot.
-pub fn landlock_abi() -> io::Result<i64> {
-    const VERSION: libc::c_long = 1;
-    // SAFETY: with this flag the call takes no attributes: a null pointer and a size of 0.
-    check(unsafe {
-        libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<u8>(), 0usize, VERSION)
-    })
-}
-
 /// Sets the host name of this UTS namespace.
 ///
 /// # Errors

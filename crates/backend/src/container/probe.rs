@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
 use std::process::Command;
 
 use dsec_sys::cgroup::{Hierarchies, Tree};
@@ -112,20 +111,6 @@ pub(super) fn all() -> Vec<Probe> {
             "let root read /dev/kmsg",
             readable("/dev/kmsg"),
         ),
-        probe(
-            "Landlock",
-            "path rules on top of ownership",
-            false,
-            "add landlock to the lsm= boot parameter",
-            lsm("landlock"),
-        ),
-        probe(
-            "AppArmor",
-            "path rules that bind root in a sandbox",
-            false,
-            "add apparmor to the lsm= boot parameter",
-            lsm("apparmor"),
-        ),
     ]
 }
 
@@ -225,25 +210,4 @@ fn file_system(name: &str) -> io::Result<String> {
 
 fn readable(path: &str) -> io::Result<String> {
     fs::OpenOptions::new().read(true).open(path).map(|_| format!("{path} opens"))
-}
-
-fn lsm(name: &str) -> io::Result<String> {
-    let path = Path::new("/sys/kernel/security/lsm");
-    let active = fs::read_to_string(path).or_else(|e| match e.kind() {
-        // securityfs is not mounted; the kernel's own interface may still answer.
-        io::ErrorKind::NotFound if name == "landlock" => landlock_version(),
-        _ => Err(io::Error::new(e.kind(), format!("{}: {e}", path.display()))),
-    })?;
-    if active.split(',').any(|l| l.trim() == name) {
-        Ok("active".to_owned())
-    } else {
-        Err(io::Error::other(format!("active are: {}", active.trim())))
-    }
-}
-
-fn landlock_version() -> io::Result<String> {
-    match dsec_sys::process::landlock_abi() {
-        Ok(_) => Ok("landlock".to_owned()),
-        Err(e) => Err(e),
-    }
 }

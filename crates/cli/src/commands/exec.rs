@@ -8,7 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use clap::Args;
 use clap_complete::engine::ArgValueCandidates;
 use dsec_model::{SandboxId, SessionId};
-use dsec_proto::rest::{Exec, ExecRequest, ExecState, StdinMode};
+use dsec_proto::rest::{Exec, ExecRequest, ExecState, INLINE_MAX, StdinMode};
 
 use super::input::Input;
 use super::signals::{Asked, Signals};
@@ -27,8 +27,6 @@ Examples:
 
 Ctrl-C is passed to the command; a second one kills it.";
 
-/// Output of each stream in the record that `--json` prints.
-const JSON_OUTPUT_MAX: u64 = 64 << 20;
 /// One wait for a command's end; it is asked again until then.
 const WAIT: Duration = Duration::from_secs(60);
 
@@ -166,7 +164,7 @@ async fn run_for_json(
     let mut asked_before = false;
     loop {
         tokio::select! {
-            exec = context.client.exec_wait(id, &started.id, WAIT, JSON_OUTPUT_MAX) => {
+            exec = context.client.exec_wait(id, &started.id, WAIT, INLINE_MAX) => {
                 let exec = exec?;
                 if exec.state == ExecState::Exited {
                     let code = exit_code(&exec)?;

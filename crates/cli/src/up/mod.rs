@@ -128,8 +128,10 @@ fn preflight(args: &UpArgs, state: &StateDir) -> Result<(), Failure> {
 
 fn already_up(state: &StateDir, holder: Option<Identity>) -> Failure {
     let pid = holder.map_or_else(|| "its pid is not known yet".to_owned(), |id| format!("pid {}", id.pid));
-    Failure::new(format!("dsec is already up on {} ({pid})", state.root().display()))
-        .hint("`dsec down` ends it; another platform beside it needs its own --state-dir and --listen")
+    let root = state.root().display();
+    Failure::new(format!("dsec is already up on {root} ({pid})")).hint(format!(
+        "`dsec down --state-dir {root}` ends it; another platform beside it needs its own --state-dir and --listen"
+    ))
 }
 
 fn check_port(listen: SocketAddr) -> Result<(), Failure> {

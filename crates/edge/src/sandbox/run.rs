@@ -10,7 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use dsec_model::{ErrorKind, ExecId, SessionId};
 use dsec_proto::guest::{self, ExecStart, Reply, Request, STDIN_INLINE_MAX, SessionOpen, Stdin};
-use dsec_proto::rest::{self, ApiError, ExecRequest, PtySize, StdinMode};
+use dsec_proto::rest::{self, ApiError, ExecRequest, INLINE_MAX, PtySize, StdinMode};
 use tokio::time::Instant;
 
 use super::plan::{check_path, check_user};
@@ -30,8 +30,6 @@ pub const ARG_STRING_MAX: usize = 131_072;
 const TIMEOUT_MS_MAX: u64 = 30 * 86_400 * 1000;
 /// Bytes of each stream inline when the request does not say.
 pub const INLINE_DEFAULT: u64 = 1 << 20;
-/// Most bytes of each stream inline: both, as base64 beside text, stay far below a JSON parser's pain.
-pub const INLINE_MAX: u64 = 16 << 20;
 /// How long a line waits for the end of its session's last shell, which is then opened anew.
 const SESSION_END_MAX: Duration = Duration::from_secs(5);
 const SESSION_END_POLL: Duration = Duration::from_millis(5);

@@ -6,6 +6,10 @@ use dsec_model::{ExecId, SessionId};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+/// Most bytes of each stream in a JSON answer: both, as base64 beside text, stay far below a JSON parser's pain. The
+/// rest of a longer stream is at `.../stdout` and `.../stderr`.
+pub const INLINE_MAX: u64 = 16 << 20;
+
 /// Where a command's standard input comes from.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]

@@ -1,5 +1,5 @@
 //! Files in a sandbox. Paths are as its processes see them; a relative one starts at the sandbox's
-//! working directory. Names that are not UTF-8 come with `�` in `name` and exact in `name_base64`.
+//! working directory. Names that are not UTF-8 come with `�` in `path` and exact in `path_base64`.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
