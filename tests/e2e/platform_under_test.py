@@ -137,6 +137,8 @@ def platform(image: bool = True) -> Iterator[Platform]:
         running.up()
         if image:
             running.dsec("image", "import", IMAGE, str(base_image()))
+            # The first sandbox mounts the image for all of them; that mount stays until the platform goes down.
+            running.dsec("run", IMAGE, "--", "true")
         yield running
     finally:
         running.close_clients()

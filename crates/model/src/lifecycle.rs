@@ -112,7 +112,8 @@ pub enum Action {
 }
 
 /// The next state, why it ended if it is ending, and what to do. Events that make no sense in a
-/// state are ignored (no action, same state): they are races, such as a stop that meets a crash.
+/// state are ignored (no action, same state): they are races, such as a stop that meets a crash. A kill comes before
+/// all else: what a hostile sandbox holds up on the node ends with its processes.
 pub fn step(
     state: State,
     reason: Option<EndReason>,
@@ -125,13 +126,13 @@ pub fn step(
             (State::Failed, Some(EndReason::LaunchFailed { message }), vec![Record, CleanUp])
         }
         (State::Creating, Event::StopAsked { reason, .. }) => {
-            (State::Stopping, Some(reason), vec![Record, Kill])
+            (State::Stopping, Some(reason), vec![Kill, Record])
         }
         (State::Creating | State::Running, Event::AgentLost(message)) => {
-            (State::Failed, Some(EndReason::AgentLost { message }), vec![Record, Kill, CleanUp])
+            (State::Failed, Some(EndReason::AgentLost { message }), vec![Kill, Record, CleanUp])
         }
         (State::Running, Event::StopAsked { reason, grace_ms: 0 }) => {
-            (State::Stopping, Some(reason), vec![Record, Kill])
+            (State::Stopping, Some(reason), vec![Kill, Record])
         }
         (State::Running, Event::StopAsked { reason, grace_ms }) => {
             (State::Stopping, Some(reason), vec![Record, Terminate { grace_ms }])

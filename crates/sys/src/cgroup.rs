@@ -270,6 +270,11 @@ impl Group {
         if with_swap.exists() {
             write(&with_swap, &bytes)?;
         }
+        // Buffers of TCP sockets have a counter of their own in version 1.
+        let tcp = self.memory.join("memory.kmem.tcp.limit_in_bytes");
+        if tcp.exists() {
+            write(&tcp, &bytes)?;
+        }
         make(&self.cpu)?;
         write(&self.cpu.join("cpu.cfs_quota_us"), &(limits.cpu_millis * 100).to_string())?;
         // Version 1 counts 1024 where version 2 counts 100.

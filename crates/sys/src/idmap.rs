@@ -81,13 +81,15 @@ fn write_map(pid: u32, map: &str) -> io::Result<()> {
 pub fn user_namespaces(proof: &SingleThread, range: IdRange) -> io::Result<UserNamespaces> {
     let (go_read, go_write) = pipe()?;
     let (ready_read, ready_write) = pipe()?;
-    let outer = proof.fork(Namespaces::USER, None, || {
+    let outer = proof.fork(Namespaces::NONE, None, || {
         close_in_child(&go_write);
-        i32::from(outer_child(proof, go_read, &ready_write).is_err())
+        i32::from(outer_child(proof, range, go_read, &ready_write).is_err())
     })?;
     drop(ready_write);
     let (mut go_write, mut ready_read) = (File::from(go_write), File::from(ready_read));
     let outer_pid = outer.pid as u32;
+    let mut made = [0; 1];
+    ready_read.read_exact(&mut made)?;
     write_map(outer_pid, &format!("0 {} 1\n1 {} {IDS}\n", range.keeper(), range.base()))?;
     go_write.write_all(b"m")?;
     let mut inner_pid = [0; 4];
@@ -101,10 +103,15 @@ fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?)
 }
 
-/// In U0: becomes its id 0 (host X), makes a child in U1 and writes that one's map.
-fn outer_child(proof: &SingleThread, go: OwnedFd, ready: &OwnedFd) -> io::Result<()> {
+/// Becomes X, makes U0, waits for its map, makes a child in U1 and writes that one's map. U0 is made by X and not by
+/// root, since the kernel counts what is used in a namespace (inotify instances, queued signals, message queues) on
+/// its maker too: what one sandbox takes would be missing to all others and to the host.
+fn outer_child(proof: &SingleThread, range: IdRange, go: OwnedFd, ready: &OwnedFd) -> io::Result<()> {
     let mut go = File::from(go);
     let mut byte = [0];
+    become_user(range.keeper(), range.keeper())?;
+    unshare(Namespaces::USER)?;
+    rustix::io::write(ready.as_fd(), b"u")?;
     go.read_exact(&mut byte)?;
     become_user(0, 0)?;
     // The change of ids has made the process non-dumpable, and then even its own /proc files are root's.

@@ -114,7 +114,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_epoll_create, libc::SYS_epoll_create1, libc::SYS_epoll_ctl, libc::SYS_epoll_wait, libc::SYS_epoll_pwait,
     libc::SYS_epoll_pwait2, libc::SYS_epoll_ctl_old, libc::SYS_epoll_wait_old, libc::SYS_eventfd, libc::SYS_eventfd2,
     libc::SYS_signalfd, libc::SYS_signalfd4, libc::SYS_timerfd_create, libc::SYS_timerfd_settime,
-    libc::SYS_timerfd_gettime, libc::SYS_io_setup, libc::SYS_io_destroy, libc::SYS_io_getevents,
+    libc::SYS_timerfd_gettime, libc::SYS_io_destroy, libc::SYS_io_getevents,
     IO_PGETEVENTS, libc::SYS_io_submit, libc::SYS_io_cancel,
     // Memory.
     libc::SYS_mmap, libc::SYS_mprotect, libc::SYS_munmap, libc::SYS_brk, libc::SYS_mremap, libc::SYS_msync,
@@ -151,7 +151,7 @@ const ALLOWED: &[i64] = &[
     // Sockets and System V and POSIX IPC.
     libc::SYS_connect, libc::SYS_accept, libc::SYS_accept4, libc::SYS_sendto, libc::SYS_recvfrom, libc::SYS_sendmsg,
     libc::SYS_recvmsg, libc::SYS_sendmmsg, libc::SYS_recvmmsg, libc::SYS_shutdown, libc::SYS_bind, libc::SYS_listen,
-    libc::SYS_getsockname, libc::SYS_getpeername, libc::SYS_socketpair, libc::SYS_setsockopt, libc::SYS_getsockopt,
+    libc::SYS_getsockname, libc::SYS_getpeername, libc::SYS_setsockopt, libc::SYS_getsockopt,
     libc::SYS_shmget, libc::SYS_shmat, libc::SYS_shmctl, libc::SYS_shmdt, libc::SYS_semget, libc::SYS_semop,
     libc::SYS_semctl, libc::SYS_semtimedop, libc::SYS_msgget, libc::SYS_msgsnd, libc::SYS_msgrcv, libc::SYS_msgctl,
     libc::SYS_mq_open, libc::SYS_mq_unlink, libc::SYS_mq_timedsend, libc::SYS_mq_timedreceive, libc::SYS_mq_notify,
@@ -165,6 +165,9 @@ fn rule(number: u32) -> Rule {
     match nr {
         libc::SYS_clone => Rule::UnlessBits { argument: 0, bits: NEW_NAMESPACES },
         libc::SYS_socket => Rule::OneOf { argument: 0, values: FAMILIES, otherwise: EAFNOSUPPORT },
+        libc::SYS_socketpair => Rule::OneOf { argument: 0, values: &[1], otherwise: EAFNOSUPPORT },
+        // Its contexts are counted for the whole host; programs fall back to plain reads and writes.
+        libc::SYS_io_setup => errno(ENOSYS),
         libc::SYS_personality => Rule::OneOf { argument: 0, values: PERSONALITIES, otherwise: EPERM },
         libc::SYS_ioctl => Rule::NoneOf { argument: 1, values: TERMINAL_FORGERY },
         // Its flags are behind a pointer, which a filter cannot follow; C libraries fall back to clone.
@@ -352,6 +355,7 @@ mod tests {
         }
         assert_eq!(decide(libc::SYS_clone3, [0, 0]), refused(ENOSYS));
         assert_eq!(decide(libc::SYS_io_uring_setup, [0, 0]), refused(ENOSYS));
+        assert_eq!(decide(libc::SYS_io_setup, [0, 0]), refused(ENOSYS));
     }
 
     #[test]
@@ -371,6 +375,8 @@ mod tests {
                 "family {family}"
             );
         }
+        assert_eq!(decide(libc::SYS_socketpair, [libc::AF_UNIX as u32, 0]), RET_ALLOW);
+        assert_eq!(decide(libc::SYS_socketpair, [libc::AF_VSOCK as u32, 0]), refused(EAFNOSUPPORT));
         assert_eq!(decide(libc::SYS_ioctl, [0, 0x5401]), RET_ALLOW);
         assert_eq!(decide(libc::SYS_ioctl, [0, 0x5412]), refused(EPERM));
         assert_eq!(decide(libc::SYS_ioctl, [0, 0x541c]), refused(EPERM));

@@ -1,6 +1,5 @@
 //! A running container as the edge sees it.
 
-use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -13,6 +12,7 @@ use dsec_model::Limits;
 use dsec_sys::cgroup::Group;
 use dsec_sys::idmap::IdRange;
 use dsec_sys::process;
+use rustix::fs::{Dir, FileType, Mode, OFlags, open, openat};
 
 use super::shared::Shared;
 use crate::{Anchor, BackendError, ExecCgroup, Instance, OomReport, RawUsage};
@@ -66,6 +66,32 @@ impl Runs {
     }
 }
 
+/// Levels of directories that are counted; a tree that is deeper counts as too many files.
+const DEPTH_MAX: usize = 256;
+/// A directory itself, never what a link leads to.
+const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// Counts entries, by descriptors and never through a link: the tree is the sandbox's, which changes it meanwhile.
+fn count_below(dir: &OwnedFd, count: &mut u64, most: u64, levels: usize) {
+    let Ok(entries) = Dir::read_from(dir) else { return };
+    for entry in entries.flatten().filter(|e| !matches!(e.file_name().to_bytes(), b"." | b"..")) {
+        *count += 1;
+        if *count > most {
+            return;
+        }
+        if entry.file_type() != FileType::Directory {
+            continue;
+        }
+        match openat(dir, entry.file_name(), DIRECTORY, Mode::empty()) {
+            Ok(_) if levels == 0 => *count = most + 1,
+            Ok(below) => count_below(&below, count, most, levels - 1),
+            // Removed or replaced since it was listed.
+            Err(_) => {}
+        }
+    }
+}
+
 impl Container {
     fn runs(&self) -> std::sync::MutexGuard<'_, Runs> {
         self.runs.lock().unwrap_or_else(PoisonError::into_inner)
@@ -80,20 +106,10 @@ impl Container {
     }
 
     fn count_files(&self, most: u64) -> u64 {
-        fn walk(dir: &Path, count: &mut u64, most: u64) {
-            let Ok(entries) = fs::read_dir(dir) else { return };
-            for entry in entries.flatten() {
-                *count += 1;
-                if *count > most {
-                    return;
-                }
-                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                    walk(&entry.path(), count, most);
-                }
-            }
-        }
         let mut count = 0;
-        walk(&self.shared.storage.upper(&self.name), &mut count, most);
+        if let Ok(top) = open(self.shared.storage.upper(&self.name), DIRECTORY, Mode::empty()) {
+            count_below(&top, &mut count, most, DEPTH_MAX);
+        }
         count
     }
 

@@ -73,10 +73,12 @@ impl State {
 /// `Memory cgroup out of memory: Killed process 123 (python3) total-vm:..kB, anon-rss:..kB, file-rss:..kB,
 /// shmem-rss:..kB, UID:268435456 pgtables:...` (Linux 5.3 and newer).
 fn parse(record: &str) -> Option<(IdRange, OomReport)> {
-    let text = record.split_once("Killed process ")?.1;
-    let (_, rest) = text.split_once(" (")?;
-    // A command name may hold parentheses and commas.
-    let (process, numbers) = rest.split_once(") total-vm:")?;
+    // Only the kernel's own line, from its start: a command name in another line may say anything.
+    let text = record.split_once(';')?.1.strip_prefix("Memory cgroup out of memory: Killed process ")?;
+    let (pid, rest) = text.split_once(" (")?;
+    pid.parse::<u32>().ok()?;
+    // A command name may hold parentheses, commas and even this.
+    let (process, numbers) = rest.rsplit_once(") total-vm:")?;
     let value = |name: &str| -> Option<u64> {
         let text = numbers.split_once(name)?.1;
         text[..text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len())].parse().ok()
@@ -110,5 +112,8 @@ mod tests {
         let other =
             "3,1,1,-;Out of memory: Killed process 1 (x) total-vm:1kB, anon-rss:1kB, UID:0 pgtables\n";
         assert!(parse(other).is_none());
+        let forged = "6,1,1,-;Killed process [9]: segfault at 0 in Memory cgroup out of memory: Killed process 1 (x) \
+                      total-vm:1kB, anon-rss:1kB, UID:268435456 pgtables\n";
+        assert!(parse(forged).is_none(), "a line that only quotes the kernel's was believed");
     }
 }

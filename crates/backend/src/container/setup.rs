@@ -33,8 +33,10 @@ const MASKED_FILES: &[&str] = &[
     "cmdline",
     "kallsyms",
 ];
+/// Terminals of one container: the kernel has 4,096 for all.
+const TERMINALS_MAX: &str = "256";
 /// Directories of that kind, each covered by an empty one.
-const MASKED_DIRS: &[&str] = &["acpi", "asound", "scsi", "pressure", "bus", "irq"];
+const MASKED_DIRS: &[&str] = &["acpi", "asound", "scsi", "pressure", "bus", "irq", "fs"];
 
 /// The descriptors of one launch.
 #[derive(Debug)]
@@ -247,8 +249,12 @@ fn mounts(
     attach(dev.as_fd(), directory(root, "dev")?.as_fd(), "")?;
     // Group 5 is `tty` in every distribution.
     let tty = (base + 5).to_string();
-    let terminals =
-        [FsSetting::Text("gid", &tty), FsSetting::Text("mode", "0620"), FsSetting::Text("ptmxmode", "0666")];
+    let terminals = [
+        FsSetting::Text("gid", &tty),
+        FsSetting::Text("mode", "0620"),
+        FsSetting::Text("ptmxmode", "0666"),
+        FsSetting::Text("max", TERMINALS_MAX),
+    ];
     let pts = new_mount("devpts", &terminals, Attr::NONE)?;
     attach(pts.as_fd(), dev.as_fd(), "pts")?;
 

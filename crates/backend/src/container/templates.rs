@@ -5,7 +5,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use dsec_sys::mount::{Attr, FsSetting, attach, clone_mount, new_mount};
+use dsec_sys::mount::{Attr, FsSetting, attach, clone_mount, new_mount, restrict};
 use rustix::fs::{CWD, FileType, Mode, OFlags, chmodat, makedev, mkdirat, mknodat, open, symlinkat};
 
 /// Character devices of every container: name, major, minor.
@@ -63,13 +63,18 @@ impl Templates {
         Ok(Self { dev: at(place::DEV)?, empty: at(place::EMPTY)? })
     }
 
+    /// A cover for a file. Read-only: all containers share its inode, whose times are nobody's to set.
+    fn null(&self) -> io::Result<OwnedFd> {
+        let null = clone_mount(self.dev.as_fd(), "null", false)?;
+        restrict(null.as_fd(), Attr::DEVICES)?;
+        Ok(null)
+    }
+
     /// Clones with this many covers.
     pub(super) fn clones(&self, files: usize, dirs: usize) -> io::Result<Clones> {
         Ok(Clones {
             dev: clone_mount(self.dev.as_fd(), "", false)?,
-            nulls: (0..files)
-                .map(|_| clone_mount(self.dev.as_fd(), "null", false))
-                .collect::<io::Result<_>>()?,
+            nulls: (0..files).map(|_| self.null()).collect::<io::Result<_>>()?,
             empties: (0..dirs)
                 .map(|_| clone_mount(self.empty.as_fd(), "", false))
                 .collect::<io::Result<_>>()?,

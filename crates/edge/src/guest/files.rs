@@ -3,6 +3,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use dsec_model::ErrorKind;
 use dsec_proto::guest::{FileCall, FileInfo, FileReply, Request};
@@ -13,6 +14,8 @@ use super::Connection;
 use super::codec::{Incoming, watched};
 use crate::error::{chain, from_guest, internal};
 
+/// Longest wait for an answer that a caller waits for: a move may copy a large tree first.
+const ANSWER_MAX: Duration = Duration::from_secs(300);
 /// What the edge sends to make a write count.
 const COMMIT: &[u8] = &[1];
 
@@ -53,12 +56,19 @@ impl FileChild {
         }
     }
 
+    /// The next answer, which must not take long: root in the sandbox can stop the child for ever.
+    async fn next_soon(&mut self) -> Result<(FileReply, Vec<OwnedFd>), ApiError> {
+        tokio::time::timeout(ANSWER_MAX, self.next())
+            .await
+            .unwrap_or_else(|_| Err(vanished("it did not answer in time")))
+    }
+
     /// The next answer, which must carry a descriptor.
     ///
     /// # Errors
     /// As [`Self::next`], or it carries none.
     pub async fn opened(&mut self) -> Result<(FileReply, OwnedFd), ApiError> {
-        let (reply, mut fds) = self.next().await?;
+        let (reply, mut fds) = self.next_soon().await?;
         match fds.pop() {
             Some(fd) => Ok((reply, fd)),
             None => Err(vanished("it opened nothing")),
@@ -70,7 +80,7 @@ impl FileChild {
     /// # Errors
     /// As [`Self::next`], or it is not.
     pub async fn info(&mut self) -> Result<FileInfo, ApiError> {
-        let (mut reply, _) = self.next().await?;
+        let (mut reply, _) = self.next_soon().await?;
         reply.files.pop().ok_or_else(|| vanished("it told nothing of the file"))
     }
 
