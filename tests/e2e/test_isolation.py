@@ -175,3 +175,20 @@ def test_names_of_the_machine(start: Callable[..., Sandbox]) -> None:
 
 def test_two_clients_see_the_same_sandbox(client: DSecClient, sandbox: Sandbox) -> None:
     assert client.get(sandbox.id).run("hostname").stdout == sandbox.run("hostname").stdout
+
+
+def test_a_file_operation_that_root_inside_stops_is_ended_and_not_waited_for(sandbox: Sandbox) -> None:
+    stop_all = (
+        "import os, signal\n"
+        "for pid in range(2, 300):\n"
+        "    try:\n"
+        "        pid != os.getpid() and os.kill(pid, signal.SIGSTOP)\n"
+        "    except OSError:\n"
+        "        pass\n"
+    )
+    with sandbox.files.watch("/root") as events:
+        sandbox.run("python3", "-c", stop_all, check=True)
+        # The watch's child was killed rather than left standing: the SDK has had to open another one.
+        event = events.next(timeout=30)
+        assert event is not None and event.kind == "overflow"
+    assert sandbox.files.exists("/root")

@@ -104,3 +104,20 @@ def test_a_gigabyte_with_no_reader_is_counted_cut_and_bounded(sandbox: Sandbox) 
     assert result.ok and result.truncated
     assert len(result.stdout_bytes) == 64 << 20
     assert not any(result.stdout_bytes)
+
+
+def test_a_time_limit_holds_even_when_something_traces_the_command(sandbox: Sandbox) -> None:
+    victim = sandbox.start(argv=["sleep", "1000"], timeout=3)
+    pid = victim.refresh().pid
+    seize = (
+        "import ctypes, time\n"
+        f"libc = ctypes.CDLL(None, use_errno=True); print(libc.ptrace(0x4206, {pid}, None, None), flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    tracer = sandbox.start(argv=["python3", "-c", seize])
+    until(lambda: tracer.refresh().stdout_bytes > 0, "the tracer has tried")
+    assert next(iter(tracer.stdout())) == b"0\n", "the command is not traced"
+    result = victim.wait(timeout=30)
+    assert result.timed_out and result.signal == "SIGKILL"
+    tracer.kill()
+    assert sandbox.run("true").ok

@@ -246,6 +246,10 @@ impl Agent {
         // One read empties it: signals do not queue up.
         let mut info = [0; 128];
         let _ = rustix::io::read(&self.signals, &mut info);
+        // Users can signal a file child, which runs with their rights. One that stands still would hold up its caller for ever.
+        for pid in self.file_children.iter().filter(|pid| sys::was_stopped(**pid)) {
+            let _ = sys::kill(*pid, libc::SIGKILL);
+        }
         for _ in 0..REAP_TURN {
             let Some(reaped) = sys::reap() else { return };
             if let Some(at) = self.file_children.iter().position(|pid| *pid == reaped.pid) {

@@ -31,6 +31,9 @@ use crate::tree;
 
 /// Longest command line for people.
 const COMMAND_MAX: usize = 1024;
+/// How long a command that was killed may take until it is ours to reap. A killed process goes within milliseconds, unless
+/// another one in the sandbox traces it.
+const UNREAPED_MAX: Duration = Duration::from_secs(2);
 
 /// Where an exec is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -408,6 +411,13 @@ impl Agent {
         }
         if exec.deadline.is_some_and(|d| d <= now) && exec.outcome.is_none() {
             exec.deadline = None;
+            if exec.timed_out {
+                // Killed, and still not ours to reap: somebody in the sandbox traces it. That must not keep it from ending.
+                exec.outcome = Some(Outcome { code: 0, signal: libc::SIGKILL });
+                exec.linger_until = Some(now);
+                self.settle(key, now);
+                return;
+            }
             exec.timed_out = true;
             if exec.line {
                 let session = exec.session.clone();
@@ -415,6 +425,7 @@ impl Agent {
                 return;
             }
             kill_tree(exec);
+            exec.deadline = Some(now + UNREAPED_MAX);
         }
         self.settle(key, now);
     }

@@ -250,6 +250,17 @@ pub(crate) fn has_ended(pid: i32) -> bool {
     found == 0 && unsafe { info.si_pid() } == pid
 }
 
+/// It was stopped by a signal since the last call.
+pub(crate) fn was_stopped(pid: i32) -> bool {
+    // SAFETY: siginfo_t is plain data.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    let flags = libc::WSTOPPED | libc::WNOHANG;
+    // SAFETY: the out-pointer is valid; an ended child is not reaped by it.
+    let found = unsafe { libc::waitid(libc::P_PID, pid as libc::id_t, &raw mut info, flags) };
+    // SAFETY: a filled siginfo of a child has a process id; a zeroed one 0.
+    found == 0 && unsafe { info.si_pid() } == pid
+}
+
 /// Sends a signal to a process, a group (`-pgid`) or everybody (-1).
 pub(crate) fn kill(pid: i32, signal: i32) -> Result<(), Errno> {
     // SAFETY: integers only.
