@@ -25,6 +25,8 @@ const QUEUE_BYTES_MAX: usize = 4 << 20;
 const KILL_WAIT: Duration = Duration::from_millis(500);
 /// Longest report: two numbers. More than that without a line end is no report.
 const REPORT_MAX: usize = 256;
+/// Reads of one session's reports in a turn of the loop: a real shell fills one.
+const REPORTS_TURN: usize = 4;
 
 impl Agent {
     /// Queues a line; it runs at once when the session is idle.
@@ -129,7 +131,8 @@ impl Agent {
     /// The shell reports.
     pub(crate) fn session_control(&mut self, key: Key) {
         let mut chunk = [0; REPORT_MAX];
-        loop {
+        // Whoever has the shell's end can write without end; the others' turn comes all the same.
+        for _ in 0..REPORTS_TURN {
             let Some(session) = self.sessions.get_mut(key) else { return };
             let Some(control) = &session.control else { return };
             match rustix::io::read(control, &mut chunk) {
