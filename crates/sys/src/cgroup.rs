@@ -388,7 +388,8 @@ impl Group {
     }
 
     /// True when no directory of it is left.
-    pub fn is_gone(&self) -> bool {
+    #[cfg(test)]
+    fn is_gone(&self) -> bool {
         let all = [&self.runs, &self.agent, &self.whole].into_iter().flatten();
         !all.chain([&self.memory, &self.cpu, &self.pids]).any(|path| path.exists())
     }

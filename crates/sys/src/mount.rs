@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, fsconfig_create,
-    fsconfig_set_fd, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
+    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
 };
 
 /// One setting of a file system that is about to be made.
@@ -17,8 +17,6 @@ pub enum FsSetting<'a> {
     Flag(&'a str),
     /// `key=value`
     Text(&'a str, &'a str),
-    /// `key` = an open file or mount (overlayfs layers: Linux 6.13).
-    Fd(&'a str, BorrowedFd<'a>),
 }
 
 /// What a mount forbids.
@@ -56,7 +54,6 @@ pub fn new_mount(kind: &str, settings: &[FsSetting<'_>], attr: Attr) -> io::Resu
         match *setting {
             FsSetting::Flag(key) => fsconfig_set_flag(fs.as_fd(), key)?,
             FsSetting::Text(key, value) => fsconfig_set_string(fs.as_fd(), key, value)?,
-            FsSetting::Fd(key, fd) => fsconfig_set_fd(fs.as_fd(), key, fd)?,
         }
     }
     fsconfig_create(fs.as_fd())?;

@@ -212,14 +212,6 @@ pub fn set_dumpable(yes: bool) -> io::Result<()> {
     prctl(libc::PR_SET_DUMPABLE, u64::from(yes))
 }
 
-/// Ends this process when its parent thread ends.
-///
-/// # Errors
-/// The kernel's.
-pub fn die_with_parent() -> io::Result<()> {
-    prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as u64)
-}
-
 /// A fresh, anonymous session keyring instead of the inherited one. A kernel without keyrings has nothing to leave.
 pub fn leave_session_keyring() {
     const KEYCTL_JOIN_SESSION_KEYRING: libc::c_long = 1;
