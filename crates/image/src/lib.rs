@@ -19,6 +19,7 @@
 pub mod erofs;
 mod error;
 mod intake;
+pub mod layer;
 mod limits;
 mod name;
 mod record;
