@@ -1,19 +1,18 @@
 //! Launches containers one after another without an edge, and prints where the time goes:
-//! `cargo run --release -p dsec-backend --example launch -- STATE_DIR IMAGE.erofs AGENT COUNT`.
+//! `cargo run --release -p dsec-backend --example launch -- STATE_DIR AGENT COUNT LAYER.erofs...`, the lowest layer first.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use dsec_backend::NodePaths;
-use dsec_backend::container::{ContainerBackend, ContainerSpec};
+use dsec_backend::container::{ContainerBackend, ContainerSpec, Layer};
 use dsec_model::Limits;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let [state, image, agent, count] = args.as_slice() else {
-        return Err("usage: launch STATE_DIR IMAGE.erofs AGENT COUNT".into());
+    let [state, agent, count, layers @ ..] = args.as_slice() else {
+        return Err("usage: launch STATE_DIR AGENT COUNT LAYER.erofs...".into());
     };
     std::fs::create_dir_all(state)?;
     let backend = ContainerBackend::start(&NodePaths { state_dir: state.into(), aether: agent.into() })?;
@@ -22,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for i in 0..count.parse()? {
         let spec = ContainerSpec {
             name: format!("launch{i}"),
-            image: PathBuf::from(image),
+            layers: layers.iter().map(|image| Layer { image: image.into(), devices: Vec::new() }).collect(),
             limits: Limits::default(),
             env: vec![b"PATH=/usr/bin:/bin".to_vec()],
             cwd: b"/".to_vec(),

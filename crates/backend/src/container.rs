@@ -8,10 +8,10 @@
 //! the child itself            mounts, masks, ids, no capabilities, exec ──► phases, or what failed
 //! ```
 
-mod images;
 mod instance;
 mod launch;
 mod launcher;
+mod layers;
 mod oom;
 mod probe;
 mod setup;
@@ -32,12 +32,13 @@ use dsec_sys::cgroup::Tree;
 use dsec_sys::idmap::IdRange;
 use dsec_sys::process::{self, Child, SingleThread};
 use dsec_sys::{fdpass, memfd, procfs};
+use serde::{Deserialize, Serialize};
 
 use crate::chain::ErrorChain;
 use crate::{Anchor, BackendError, Instance, NodePaths, Phase};
-use images::Images;
 use instance::{Container, FileCount, Runs};
 use launch::{Clock, Undo, boot_config, follow, group_limits};
+use layers::LayerMounts;
 use oom::OomLog;
 pub use probe::Probe;
 use shared::{Shared, private_dir};
@@ -47,13 +48,27 @@ use wire::{Launch, ToLauncher};
 /// Share of a sandbox's memory that `/tmp` and `/dev/shm` may take together.
 const TMPFS_SHARE: u64 = 2;
 
+/// Most read-only layers of one container: what one message to the launcher can carry, with room to spare.
+pub const LAYERS_MAX: usize = 128;
+const _: () = assert!(LAYERS_MAX + wire::FIXED_FDS + 16 <= fdpass::FDS_MAX);
+
+/// A read-only layer as it lies on the node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Layer {
+    /// Its EROFS image. Layers have file names of their own, made of their digests.
+    pub image: PathBuf,
+    /// Files with the content that the image points into; empty when it has its content itself.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<PathBuf>,
+}
+
 /// What one container is to be.
 #[derive(Debug, Clone)]
 pub struct ContainerSpec {
     /// Random part of the sandbox's id: names its directories and cgroups.
     pub name: String,
-    /// EROFS image that is its root.
-    pub image: PathBuf,
+    /// What its root is made of, the lowest first; 1 to [`LAYERS_MAX`].
+    pub layers: Vec<Layer>,
     /// What it may use.
     pub limits: Limits,
     /// Environment of its commands, `K=V`.
@@ -73,7 +88,7 @@ pub struct ContainerSpec {
 pub struct ContainerBackend {
     shared: Arc<Shared>,
     launcher: Child,
-    images: Images,
+    layers: LayerMounts,
     boot_id: String,
 }
 
@@ -116,8 +131,8 @@ impl ContainerBackend {
         let boot_id = procfs::boot_id().map_err(failed("read the boot id"))?;
         let shared =
             Shared { state, tree, storage, oom: OomLog::open(), sockets, launcher: Mutex::new(socket) };
-        let images = Images::open(&shared.state)?;
-        Ok(Self { shared: Arc::new(shared), launcher: child, images, boot_id })
+        let layers = LayerMounts::open(&shared.state)?;
+        Ok(Self { shared: Arc::new(shared), launcher: child, layers, boot_id })
     }
 
     /// Starts a container and returns when its agent has been executed. On an error nothing of it is left.
@@ -143,10 +158,10 @@ impl ContainerBackend {
             .create(&group_limits(&spec.limits))
             .map_err(failed(format!("make cgroups for {}", spec.name)))?;
         clock.lap("cgroups");
-        let layer = shared.storage.create(&spec.name, spec.limits.disk_mib << 20)?;
+        let writable = shared.storage.create(&spec.name, spec.limits.disk_mib << 20)?;
         clock.lap("writable layer");
-        let image = self.images.clone_of(&spec.image)?;
-        clock.lap("image");
+        let layers = self.layers.clones_of(&spec.layers)?;
+        clock.lap("layers");
         let (spool, spool_mount) = shared.make_spool(&spec.name)?;
         let listen = shared.listen(&spec.name)?;
         let agent_dir = group.agent_dir().map_err(failed("open the agent's cgroup"))?;
@@ -157,11 +172,13 @@ impl ContainerBackend {
         let message = ToLauncher::Launch(Launch {
             hostname: spec.hostname.clone(),
             tmpfs_bytes: (spec.limits.memory_mib << 20) / TMPFS_SHARE,
+            layers: layers.len(),
             cgroup: agent_dir.is_some(),
             task_files: task_files.len(),
         });
-        let fixed = [&theirs, &image, &layer.mount, &spool_mount, &listen, &config];
-        let fds: Vec<_> = fixed.into_iter().chain(&agent_dir).chain(&task_files).map(AsFd::as_fd).collect();
+        let fixed = [&theirs, &writable.mount, &spool_mount, &listen, &config];
+        let fds = fixed.into_iter().chain(&layers).chain(&agent_dir).chain(&task_files);
+        let fds: Vec<_> = fds.map(AsFd::as_fd).collect();
         shared.tell_launcher(&message, &fds)?;
         drop(theirs);
         let forked = follow(&channel, &mut undo, clock)?;
@@ -186,7 +203,7 @@ impl ContainerBackend {
             range,
             pidfd,
             group,
-            subvolume: layer.subvolume,
+            subvolume: writable.subvolume,
             limits: spec.limits.clone(),
             shared: shared.clone(),
             spool,
@@ -263,14 +280,14 @@ impl ContainerBackend {
         names
     }
 
-    /// Takes the node's own things down: launcher, mounts of images and of the writable file system,
+    /// Takes the node's own things down: launcher, mounts of layers and of the writable file system,
     /// cgroup parents. No container may be left.
     ///
     /// # Errors
     /// What could not be removed.
     pub fn shut_down(self) -> Result<(), BackendError> {
-        let Self { shared, launcher, images, .. } = self;
-        images.close()?;
+        let Self { shared, launcher, layers, .. } = self;
+        layers.close()?;
         let shared = Arc::try_unwrap(shared).map_err(|_| {
             BackendError::new("shut the container backend down", io::Error::other("containers are left"))
         })?;
@@ -288,9 +305,9 @@ impl ContainerBackend {
         Ok(())
     }
 
-    /// Mount of an image is dropped when nothing uses it, so that its file can be removed.
-    pub fn forget_image(&self, image: &Path) {
-        self.images.forget(image);
+    /// Mount of a layer is dropped when nothing uses it, so that its files can be removed.
+    pub fn forget_layer(&self, image: &Path) {
+        self.layers.forget(image);
     }
 
     /// Bytes of disk for writable layers: all, free.

@@ -146,7 +146,7 @@ impl Images {
         let used = tables.users.contains_key(digest) || tables.names.values().any(|r| r.digest == digest);
         let pin = self.pin_path(digest);
         if !used && pin.exists() {
-            self.backend.forget_image(&pin);
+            self.backend.forget_layer(&pin);
             if let Err(error) = std::fs::remove_file(&pin) {
                 tracing::warn!(path = %pin.display(), %error, "an unused image link stays");
             }
@@ -157,7 +157,7 @@ impl Images {
     pub fn release_all(&self) {
         let Ok(entries) = std::fs::read_dir(self.dir.join("pinned")) else { return };
         for entry in entries.flatten() {
-            self.backend.forget_image(&entry.path());
+            self.backend.forget_layer(&entry.path());
             let _ = std::fs::remove_file(entry.path());
         }
     }

@@ -21,8 +21,8 @@ pub trait Launch: Send + Sync + 'static {
     -> Result<Option<Arc<dyn Instance>>, BackendError>;
     /// Removes what carries this node's marks and belongs to no name in `keep`; says what it removed.
     fn sweep(&self, keep: &[String]) -> Vec<String>;
-    /// Drops an image's mount so that its file can be removed. Nothing uses it.
-    fn forget_image(&self, image: &Path);
+    /// Drops a layer's mount so that its files can be removed. Nothing uses it.
+    fn forget_layer(&self, image: &Path);
     /// Bytes of disk for writable layers: all, free.
     fn disk(&self) -> (u64, u64);
     /// Tries the kernel features this backend uses.
@@ -77,9 +77,9 @@ impl Launch for Containers {
         self.with("sweeping", |b| Ok(b.sweep(keep))).unwrap_or_default()
     }
 
-    fn forget_image(&self, image: &Path) {
-        let _ = self.with("forgetting an image", |b| {
-            b.forget_image(image);
+    fn forget_layer(&self, image: &Path) {
+        let _ = self.with("forgetting a layer", |b| {
+            b.forget_layer(image);
             Ok(())
         });
     }

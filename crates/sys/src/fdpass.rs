@@ -9,8 +9,8 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
 
-/// Most descriptors in one message here; the kernel takes 253.
-pub const FDS_MAX: usize = 32;
+/// Most descriptors in one message here: a launch with all the layers it may have. The kernel takes 253.
+pub const FDS_MAX: usize = 160;
 
 /// A connected pair of message sockets.
 ///

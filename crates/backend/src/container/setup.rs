@@ -43,7 +43,8 @@ const MASKED_DIRS: &[&str] = &["acpi", "asound", "scsi", "pressure", "bus", "irq
 pub(super) struct LaunchFds {
     /// Where to report.
     pub channel: OwnedFd,
-    image: OwnedFd,
+    /// Read-only layers, the lowest first.
+    layers: Vec<OwnedFd>,
     writable: OwnedFd,
     spool: OwnedFd,
     listen: OwnedFd,
@@ -56,17 +57,17 @@ pub(super) struct LaunchFds {
 impl LaunchFds {
     /// Takes the descriptors of a message apart. `None`: not the number that was announced.
     pub(super) fn sort(launch: &Launch, fds: Vec<OwnedFd>) -> Option<Self> {
-        if fds.len() != FIXED_FDS + usize::from(launch.cgroup) + launch.task_files {
+        if fds.len() != FIXED_FDS + launch.layers + usize::from(launch.cgroup) + launch.task_files {
             return None;
         }
         let mut fds = fds.into_iter();
         Some(Self {
             channel: fds.next()?,
-            image: fds.next()?,
             writable: fds.next()?,
             spool: fds.next()?,
             listen: fds.next()?,
             config: fds.next()?,
+            layers: fds.by_ref().take(launch.layers).collect(),
             cgroup: if launch.cgroup { fds.next() } else { None },
             task_files: fds.collect(),
         })
@@ -140,12 +141,12 @@ fn build(
     let base = ready.range.base();
     phases.run("network", || process::enter(ready.net.as_fd()))?;
     phases.run("idmap", || {
-        id_map(fds.image.as_fd(), users, Attr::READ_ONLY)?;
+        fds.layers.iter().try_for_each(|layer| id_map(layer.as_fd(), users, Attr::READ_ONLY))?;
         id_map(fds.writable.as_fd(), users, Attr::NODEV)
     })?;
     let clones = phases.run("clones", || templates.clones(MASKED_FILES.len(), MASKED_DIRS.len()))?;
     phases.run("namespaces", || process::unshare(Namespaces::MOUNT_IPC_UTS_CGROUP))?;
-    let root = phases.run("overlay", || overlay(fds.image.as_fd(), fds.writable.as_fd(), base))?;
+    let root = phases.run("overlay", || overlay(&fds.layers, fds.writable.as_fd(), base))?;
     let memory = phases.run("tmpfs", || tmpfs(launch.tmpfs_bytes, base))?;
     phases.run("root", || {
         attach(root.as_fd(), CWD, "/")?;
@@ -168,28 +169,28 @@ fn build(
     })
 }
 
-/// The container's root: the image below, its writable layer above. Made with the file-system ids of the
+/// The container's root: the read-only layers, each over the one before it, and its writable layer above all. Made with the file-system ids of the
 /// container's root, so that what overlayfs itself creates in the writable layer belongs to it
 /// (else it answers EOVERFLOW and silently becomes read-only). `volatile`: never synced; a container does not
 /// outlive a crash of its host, and without it the end of one would sync the whole file system. The layers are named by
 /// paths, which every kernel since 6.7 takes (descriptors need 6.13, and detached layers 6.15).
-fn overlay(image: BorrowedFd<'_>, writable: BorrowedFd<'_>, base: u32) -> io::Result<OwnedFd> {
-    attach(image, CWD, place::IMAGE)?;
+fn overlay(layers: &[OwnedFd], writable: BorrowedFd<'_>, base: u32) -> io::Result<OwnedFd> {
+    let places: Vec<String> = (0..layers.len()).map(place::layer).collect();
+    layers.iter().zip(&places).try_for_each(|(layer, place)| attach(layer.as_fd(), CWD, place))?;
     attach(writable, CWD, place::WRITABLE)?;
     process::keep_caps_over_id_changes()?;
     process::set_fs_ids(base, base);
-    let mounted = new_mount(
-        "overlay",
-        &[
-            FsSetting::Text("source", "overlay"),
-            FsSetting::Text("lowerdir+", place::IMAGE),
-            FsSetting::Text("upperdir", &format!("{}/upper", place::WRITABLE)),
-            FsSetting::Text("workdir", &format!("{}/work", place::WRITABLE)),
-            FsSetting::Text("redirect_dir", "on"),
-            FsSetting::Flag("volatile"),
-        ],
-        Attr::NODEV,
-    );
+    let (upper, work) = (format!("{}/upper", place::WRITABLE), format!("{}/work", place::WRITABLE));
+    let mut settings = vec![
+        FsSetting::Text("source", "overlay"),
+        FsSetting::Text("upperdir", &upper),
+        FsSetting::Text("workdir", &work),
+        FsSetting::Text("redirect_dir", "on"),
+        FsSetting::Flag("volatile"),
+    ];
+    // Overlayfs takes them from the topmost down.
+    settings.extend(places.iter().rev().map(|place| FsSetting::Text("lowerdir+", place)));
+    let mounted = new_mount("overlay", &settings, Attr::NODEV);
     process::set_fs_ids(0, 0);
     mounted
 }

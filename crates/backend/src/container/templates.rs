@@ -8,6 +8,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use dsec_sys::mount::{Attr, FsSetting, attach, clone_mount, new_mount, restrict};
 use rustix::fs::{CWD, FileType, Mode, OFlags, chmodat, makedev, mkdirat, mknodat, open, symlinkat};
 
+use super::LAYERS_MAX;
+
 /// Character devices of every container: name, major, minor.
 const DEVICES: &[(&str, u32, u32)] =
     &[("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0)];
@@ -26,12 +28,17 @@ pub(super) mod place {
     pub(in super::super) const DEV: &str = "/dev";
     /// An empty directory that nobody can write to.
     pub(in super::super) const EMPTY: &str = "/empty";
-    /// The image of one launch.
-    pub(in super::super) const IMAGE: &str = "/image";
+    /// Where the layers of one launch are, numbered from the lowest.
+    pub(in super::super) const LAYERS: &str = "/layers";
     /// The writable layer of one launch.
     pub(in super::super) const WRITABLE: &str = "/writable";
     /// The tmpfs of one launch.
     pub(in super::super) const MEMORY: &str = "/memory";
+
+    /// The place of a launch's layer with this number.
+    pub(in super::super) fn layer(number: usize) -> String {
+        format!("{LAYERS}/{number}")
+    }
 }
 
 /// Mounts in the launcher's namespace that a launch clones. (Before Linux 6.15 only an attached mount can be cloned, and
@@ -108,8 +115,11 @@ pub(super) fn enter_bare_namespace(scratch: &std::path::Path) -> io::Result<()> 
     make_all_private()?;
     let root =
         new_mount("tmpfs", &[FsSetting::Text("size", "16k"), FsSetting::Text("mode", "0755")], Attr::NONE)?;
-    for path in ["/proc", place::DEV, place::EMPTY, place::IMAGE, place::WRITABLE, place::MEMORY] {
+    for path in ["/proc", place::DEV, place::EMPTY, place::LAYERS, place::WRITABLE, place::MEMORY] {
         mkdirat(&root, &path[1..], Mode::from_raw_mode(0o755))?;
+    }
+    for number in 0..LAYERS_MAX {
+        mkdirat(&root, &place::layer(number)[1..], Mode::from_raw_mode(0o755))?;
     }
     let place =
         scratch.to_str().ok_or_else(|| io::Error::other("the state directory's path is not UTF-8"))?;

@@ -24,15 +24,17 @@ pub(super) struct Launch {
     pub hostname: String,
     /// Bytes for `/tmp` and `/dev/shm` together.
     pub tmpfs_bytes: u64,
-    /// Whether a cgroup directory follows the fixed descriptors.
+    /// How many layers follow the fixed descriptors, the lowest first.
+    pub layers: usize,
+    /// Whether a cgroup directory follows them.
     pub cgroup: bool,
     /// How many `tasks` files follow it.
     pub task_files: usize,
 }
 
-/// Number of fixed descriptors of a launch: channel, image, writable layer, spool, agent socket,
-/// agent configuration.
-pub(super) const FIXED_FDS: usize = 6;
+/// Number of fixed descriptors of a launch: channel, writable layer, spool, agent socket, agent
+/// configuration.
+pub(super) const FIXED_FDS: usize = 5;
 
 /// Launcher, and then the child it made, to the edge, on the launch's own channel. The end of the
 /// channel without a `Failed` before it means that the agent has been executed.

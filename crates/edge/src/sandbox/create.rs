@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use dsec_backend::container::Layer;
 use dsec_model::{ErrorKind, Limits, SandboxId, State};
 use dsec_proto::guest::{Check, Request};
 use dsec_proto::rest::{
@@ -160,7 +161,7 @@ fn prepare(
         first_exec: None,
     };
     let spec = StoredSpec {
-        image: path,
+        layers: vec![Layer { image: path, devices: Vec::new() }],
         limits,
         env,
         cwd: cwd.unwrap_or_else(|| "/".to_owned()),

@@ -7,7 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use dsec_backend::Anchor;
-use dsec_backend::container::ContainerSpec;
+use dsec_backend::container::{ContainerSpec, Layer};
 use dsec_model::{Limits, SandboxId};
 use dsec_proto::rest::Sandbox;
 use serde::{Deserialize, Serialize};
@@ -19,8 +19,8 @@ const FILE: &str = "record.json";
 /// What the backend was asked for, as it is kept.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct StoredSpec {
-    /// EROFS image of the root.
-    pub image: PathBuf,
+    /// What the root is made of, the lowest first.
+    pub layers: Vec<Layer>,
     /// Limits in force.
     pub limits: Limits,
     /// Environment, `K=V`.
@@ -40,7 +40,7 @@ impl StoredSpec {
     pub fn to_container(&self, id: &SandboxId) -> ContainerSpec {
         ContainerSpec {
             name: id.random().to_owned(),
-            image: self.image.clone(),
+            layers: self.layers.clone(),
             limits: self.limits.clone(),
             env: self.env.iter().map(|line| line.clone().into_bytes()).collect(),
             cwd: self.cwd.clone().into_bytes(),

@@ -98,7 +98,10 @@ impl Launch for Backend {
         if host.fail_launch.load(Ordering::SeqCst) {
             return Err(BackendError::new("mount the root", std::io::Error::other("no such luck")));
         }
-        assert!(spec.image.exists(), "the image went between lookup and mount");
+        assert!(
+            spec.layers.iter().all(|layer| layer.image.exists()),
+            "a layer went between lookup and mount"
+        );
         let guest = FakeGuest::start(&host.dir, &spec.name);
         host.guests.lock().unwrap().insert(spec.name.clone(), Arc::clone(&guest));
         let instance =
@@ -126,7 +129,7 @@ impl Launch for Backend {
         gone
     }
 
-    fn forget_image(&self, image: &Path) {
+    fn forget_layer(&self, image: &Path) {
         self.0.forgotten.lock().unwrap().push(image.to_owned());
     }
 
