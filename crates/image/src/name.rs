@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 /// Longest name, in bytes: with `.json` it stays well below the 255 bytes of a file name.
-const NAME_MAX: usize = 128;
+pub(crate) const NAME_MAX: usize = 128;
 
 /// Why a text is not an image name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -41,10 +41,14 @@ fn check(text: &str) -> Result<(), &'static str> {
     if text.is_empty() || text.len() > NAME_MAX {
         return Err("it must have 1 to 128 characters");
     }
-    let (path, tag) = match text.split_once(':') {
-        Some((path, tag)) => (path, Some(tag)),
-        None => (text, None),
-    };
+    match text.split_once(':') {
+        Some((path, tag)) => check_path(path).and_then(|()| check_label(tag)),
+        None => check_path(text),
+    }
+}
+
+/// Checks what stands before the tag.
+pub(crate) fn check_path(path: &str) -> Result<(), &'static str> {
     for component in path.split('/') {
         if !component.bytes().next().is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit()) {
             return Err("each part between slashes must begin with a lower-case letter or a digit");
@@ -53,14 +57,14 @@ fn check(text: &str) -> Result<(), &'static str> {
             return Err("only lower-case letters, digits and . _ - / may stand before the tag");
         }
     }
-    let tag_is_good = |tag: &str| {
-        tag.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric() || b == b'_')
-            && tag.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'))
-    };
-    if tag.is_some_and(|tag| !tag_is_good(tag)) {
-        return Err("a tag has letters, digits and . _ - only and begins with none of . -");
-    }
     Ok(())
+}
+
+/// Checks a tag.
+pub(crate) fn check_label(tag: &str) -> Result<(), &'static str> {
+    let good = tag.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric() || b == b'_')
+        && tag.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'));
+    if good { Ok(()) } else { Err("a tag has letters, digits and . _ - only and begins with none of . -") }
 }
 
 impl FromStr for ImageName {
