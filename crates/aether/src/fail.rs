@@ -5,12 +5,12 @@ use rustix::io::Errno;
 
 /// An error of this kind.
 pub(crate) fn fail(kind: Kind, message: impl Into<String>) -> GuestError {
-    GuestError { kind: kind.into(), message: message.into(), hint: String::new() }
+    GuestError { kind: kind.into(), message: message.into(), ..GuestError::default() }
 }
 
 /// An error of this kind with advice.
 pub(crate) fn fail_hint(kind: Kind, message: impl Into<String>, hint: &str) -> GuestError {
-    GuestError { kind: kind.into(), message: message.into(), hint: hint.to_owned() }
+    GuestError { kind: kind.into(), message: message.into(), hint: hint.to_owned(), ..GuestError::default() }
 }
 
 /// A malformed or impossible request.

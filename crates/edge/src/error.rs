@@ -89,7 +89,11 @@ pub fn from_guest(error: GuestError) -> ApiError {
         GuestErrorKind::TooLarge => ErrorKind::TooLarge,
         GuestErrorKind::Unavailable => ErrorKind::Unavailable,
     };
-    ApiError::new(kind, error.message).hint(error.hint)
+    let answer = ApiError::new(kind, error.message).hint(error.hint);
+    if error.reason.is_empty() {
+        return answer;
+    }
+    answer.detail(serde_json::json!({ "reason": error.reason }))
 }
 
 impl From<CallError> for ApiError {

@@ -368,7 +368,16 @@ pub struct GuestError {
     /// What to do; may be empty.
     #[prost(string, tag = "3")]
     pub hint: String,
+    /// What a program branches on where the kind alone does not say it: [`PROGRAM_NOT_FOUND`],
+    /// [`PROGRAM_NOT_EXECUTABLE`], else empty.
+    #[prost(string, tag = "4")]
+    pub reason: String,
 }
+
+/// [`GuestError::reason`] of a command whose program is not there: shells and docker make it 127.
+pub const PROGRAM_NOT_FOUND: &str = "program_not_found";
+/// [`GuestError::reason`] of a command whose program is there and cannot be run: 126.
+pub const PROGRAM_NOT_EXECUTABLE: &str = "program_not_executable";
 
 /// Kinds of [`GuestError`]; they map one to one to the API's codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::os::unix::ffi::OsStringExt;
 
-use dsec_proto::guest::{GuestError, GuestErrorKind as Kind};
+use dsec_proto::guest::{GuestError, GuestErrorKind as Kind, PROGRAM_NOT_EXECUTABLE, PROGRAM_NOT_FOUND};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, statat};
 use rustix::io::Errno;
 
@@ -137,7 +137,7 @@ impl Image {
         }
         match denied {
             Some(full) => self.explain(full.as_bytes(), Errno::ACCESS, user),
-            None => invalid(format!("no program `{}` in PATH ({})", show(name.as_bytes()), show(&path))),
+            None => not_found(format!("no program `{}` in PATH ({})", show(name.as_bytes()), show(&path))),
         }
     }
 
@@ -156,19 +156,20 @@ impl Image {
     fn explain(&self, path: &[u8], errno: Errno, user: &User) -> GuestError {
         let shown = show(path);
         match errno {
-            Errno::NOENT if exists(path) => missing_interpreter(path),
-            Errno::NOENT => invalid(format!("program {shown} does not exist")),
-            Errno::NOTDIR => invalid(format!("program {shown}: a part of the path is not a directory")),
-            Errno::ACCESS if is_dir(path) => invalid(format!("{shown} is a directory")),
-            Errno::ACCESS => fail_hint(
-                Kind::InvalidArgument,
-                format!("{shown} may not be executed by user {}", user.uid),
-                "set its execute permission, or name its interpreter",
-            ),
+            Errno::NOENT if exists(path) => {
+                GuestError { reason: PROGRAM_NOT_FOUND.to_owned(), ..missing_interpreter(path) }
+            }
+            Errno::NOENT => not_found(format!("program {shown} does not exist")),
+            Errno::NOTDIR => not_found(format!("program {shown}: a part of the path is not a directory")),
+            Errno::ACCESS if is_dir(path) => not_executable(format!("{shown} is a directory")),
+            Errno::ACCESS => GuestError {
+                hint: "set its execute permission, or name its interpreter".to_owned(),
+                ..not_executable(format!("{shown} may not be executed by user {}", user.uid))
+            },
             Errno::TOOBIG => self.too_big(),
             Errno::TXTBSY => fail(Kind::Conflict, format!("{shown} is open for writing")),
             Errno::LOOP | Errno::NAMETOOLONG | Errno::NOEXEC | Errno::LIBBAD => {
-                invalid(format!("program {shown}: {}", reason(errno)))
+                not_executable(format!("program {shown}: {}", reason(errno)))
             }
             errno => os(format!("cannot run {shown}"), errno),
         }
@@ -189,6 +190,14 @@ impl Image {
             "put it into a file, or send it as standard input",
         )
     }
+}
+
+fn not_found(message: String) -> GuestError {
+    GuestError { reason: PROGRAM_NOT_FOUND.to_owned(), ..invalid(message) }
+}
+
+fn not_executable(message: String) -> GuestError {
+    GuestError { reason: PROGRAM_NOT_EXECUTABLE.to_owned(), ..invalid(message) }
 }
 
 fn exists(path: &[u8]) -> bool {

@@ -5,7 +5,8 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use dsec_proto::guest::{
-    Check, Dial, Empty, ExecRef, ExecStart, GuestError, GuestErrorKind as Kind, Reply, Request, Stdin,
+    Check, Dial, Empty, ExecRef, ExecStart, GuestError, GuestErrorKind as Kind, PROGRAM_NOT_EXECUTABLE,
+    PROGRAM_NOT_FOUND, Reply, Request, Stdin,
 };
 
 use crate::support::{Client, Options, Sandbox, eventually, exec, shell};
@@ -97,6 +98,18 @@ fn what_cannot_be_started_says_why() {
     for (start, kind, text) in cases {
         let error = refused(&mut edge, start);
         assert!(error.kind == kind as i32 && error.message.contains(text), "{error:?} has no `{text}`");
+    }
+    // What a shell makes 127 and 126 is told apart for programs, and nothing else is.
+    for (argv, reason) in [
+        ("nosuch", PROGRAM_NOT_FOUND),
+        ("/nope/x", PROGRAM_NOT_FOUND),
+        ("/work/plain/x", PROGRAM_NOT_FOUND),
+        ("./bad", PROGRAM_NOT_FOUND),
+        ("/work/d", PROGRAM_NOT_EXECUTABLE),
+        ("/work/plain", PROGRAM_NOT_EXECUTABLE),
+        ("", ""),
+    ] {
+        assert_eq!(refused(&mut edge, exec("22", &[argv])).reason, reason, "{argv}");
     }
     // Nothing of them is known; the names are free.
     assert_eq!(sandbox.client().hello.execs.len(), 1);

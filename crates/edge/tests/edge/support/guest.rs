@@ -28,7 +28,7 @@ pub fn now_ms() -> u64 {
 }
 
 pub fn refusal(kind: GuestErrorKind, message: impl Into<String>) -> GuestError {
-    GuestError { kind: kind as i32, message: message.into(), hint: String::new() }
+    GuestError { kind: kind as i32, message: message.into(), ..GuestError::default() }
 }
 
 struct Exec {
