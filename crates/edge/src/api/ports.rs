@@ -190,6 +190,10 @@ async fn join(socket: WebSocket, stream: TcpStream, entered: Entered) {
     let into = async {
         while let Some(Ok(message)) = messages.next().await {
             match message {
+                // The caller's end: the server may still have much to say.
+                Message::Binary(bytes) if bytes.is_empty() => {
+                    let _ = write.shutdown().await;
+                }
                 Message::Binary(bytes) => {
                     traffic.count_in(bytes.len());
                     if write.write_all(&bytes).await.is_err() {

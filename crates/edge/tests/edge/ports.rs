@@ -95,6 +95,23 @@ async fn a_tcp_stream_goes_both_ways_and_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_the_callers_side_leaves_the_servers() {
+    let world = World::new();
+    let edge = world.ready().await;
+    let id = edge.client.create().await;
+    let port = server(|mut stream| {
+        let mut all = Vec::new();
+        stream.read_to_end(&mut all).unwrap();
+        stream.write_all(&all).unwrap();
+    });
+    let mut ws = edge.client.ws(&format!("/v1/sandboxes/{id}/ports/{port}/tcp")).await;
+    ws.send(Message::Binary(b"abcd".to_vec().into())).await.unwrap();
+    ws.send(Message::Binary(Vec::new().into())).await.unwrap();
+    assert_eq!(ws.next().await.unwrap().unwrap().into_data().as_ref(), b"abcd");
+    assert!(matches!(ws.next().await, Some(Ok(Message::Close(_))) | None));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_port_where_nobody_listens_is_unavailable() {
     let world = World::new();
     let edge = world.ready().await;
