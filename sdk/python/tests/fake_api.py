@@ -15,6 +15,7 @@ import os
 import pty
 import shutil
 import signal
+import ssl
 import struct
 import sys
 import tarfile
@@ -180,7 +181,7 @@ class FakeApi:
 
     # Serving
 
-    async def start(self, port: int = 0) -> None:
+    async def start(self, port: int = 0, tls: ssl.SSLContext | None = None) -> None:
         app = web.Application(middlewares=[self._middleware], client_max_size=1 << 40)
         box = "/v1/sandboxes/{id}"
         ex = box + "/execs/{eid}"
@@ -226,9 +227,9 @@ class FakeApi:
             app.router.add_route(method, path, handler)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", port, reuse_address=True)
+        site = web.TCPSite(self._runner, "127.0.0.1", port, reuse_address=True, ssl_context=tls)
         await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{self._runner.addresses[0][1]}"
 
     async def stop(self) -> None:
         """Stops serving: what an edge's restart looks like. Commands go on."""
@@ -918,7 +919,9 @@ class FakeApi:
 
         async def inward() -> None:
             async for message in socket:
-                if message.type is WSMsgType.BINARY:
+                if message.type is WSMsgType.BINARY and not message.data:
+                    writer.write_eof()
+                elif message.type is WSMsgType.BINARY:
                     writer.write(message.data)
                     await writer.drain()
             writer.close()

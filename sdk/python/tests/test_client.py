@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import pickle
 import socket
+import ssl
+import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +37,7 @@ from libdsec import (
     Unauthenticated,
     Unavailable,
     UnexpectedAnswer,
+    _config,
 )
 
 
@@ -71,16 +76,65 @@ def test_the_files_key_is_not_shown_to_another_platform(
         DSecClient("http://other:2")
 
 
-def test_no_address_and_a_bad_one_say_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="dsec up"):
-        DSecClient()
-    with pytest.raises(InvalidArgument, match="http://"):
-        DSecClient("localhost:80", "key")
+def cases(kind: str) -> list[dict[str, Any]]:
+    file = Path(__file__).parents[3] / "tests/configuration.json"
+    found: list[dict[str, Any]] = json.loads(file.read_text())[kind]
+    return found
+
+
+@pytest.mark.parametrize("case", cases("paths"), ids=lambda case: str(case["name"]))
+def test_the_file_is_where_the_cases_say(case: dict[str, Any]) -> None:
+    assert _config.locate(case["env"], case.get("root", False), case["homes"].get) == Path(case["path"])
+
+
+@pytest.mark.parametrize("case", cases("targets"), ids=lambda case: str(case["name"]))
+def test_the_target_is_what_the_cases_say(case: dict[str, Any]) -> None:
+    env = case.get("env", {})
+    given = (env.get("DSEC_URL"), env.get("DSEC_API_KEY"), env.get("DSEC_CA_FILE"), case.get("file", {}))
+    if "error" in case:
+        with pytest.raises(InvalidArgument, match=case["error"]):
+            _config.join(*given)
+        return
+    wanted = _config.Target(case["url"], case.get("api_key"), case.get("ca_file"))
+    assert _config.join(*given) == wanted
+
+
+@pytest.mark.parametrize("case", cases("files"), ids=lambda case: str(case["name"]))
+def test_a_file_that_is_none_is_refused_as_the_cases_say(case: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
-    file.write_text("url = [broken")
-    monkeypatch.setenv("DSEC_CONFIG", str(file))
-    with pytest.raises(InvalidArgument, match="cannot be read"):
+    file.write_text(case["text"])
+    with pytest.raises(InvalidArgument, match=case["error"]):
+        _config.read(file)
+
+
+def test_no_key_says_what_to_do() -> None:
+    with pytest.raises(Unauthenticated, match=r"no key for http://127.0.0.1:7420"):
         DSecClient()
+
+
+async def test_tls_is_by_the_system_and_a_file_of_certificates(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
+    subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    fake = FakeApi()
+    await fake.start(tls=context)
+    try:
+        with pytest.raises(ConnectionFailed, match=r"(?i)certificate"):
+            async with DSecClient(fake.url, KEY, retry_for=0):
+                pass
+        async with (
+            DSecClient(fake.url, KEY, ca_file=str(certificate)) as client,
+            client.container(ARGS) as sb,
+        ):
+            process = await sb.start("echo hello")
+            assert [piece async for piece in process.stream()] == [("stdout", b"hello\n")]
+    finally:
+        await fake.end()
+    with pytest.raises(InvalidArgument, match="cannot be used"):
+        DSecClient("https://h", KEY, ca_file=str(key))
 
 
 async def test_a_proxy_of_the_environment_is_not_used_for_loopback(

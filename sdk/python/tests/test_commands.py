@@ -58,6 +58,13 @@ async def test_a_large_stdin_is_streamed(sb: Sandbox) -> None:
     assert (await sb.run_shell("exit 4", stdin=b"x" * 5_000_000)).exit_code == 4
 
 
+async def test_a_command_that_closes_a_large_stdin_goes_on(sb: Sandbox) -> None:
+    # Longer than the wait for the end of a command whose input broke.
+    line = "exec <&-; sleep 2.5; echo done; exit 5"
+    result = await sb.run_shell(line, stdin=b"x" * 5_000_000, timeout=20)
+    assert (result.exit_code, result.stdout) == (5, "done\n")
+
+
 async def test_output_past_the_inline_part_is_fetched_whole(api: FakeApi, sb: Sandbox) -> None:
     api.cut_streams_after = [1_000_000, 500_000]
     line = "head -c 5000000 /dev/zero | tr '\\0' x; echo; echo end"

@@ -379,3 +379,15 @@ async def test_nodes(client: DSecClient) -> None:
     assert node.capacity.cpu_millis == 2000
     assert node.features[0].state == "works"
     assert await client.healthy()
+
+
+async def test_the_end_of_what_is_written_leaves_the_answer(sb: Sandbox) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"got " + await reader.read())
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server, await sb.connect(server.sockets[0].getsockname()[1]) as stream:
+        await stream.write(b"question")
+        await stream.write_eof()
+        assert await stream.read() == b"got question"

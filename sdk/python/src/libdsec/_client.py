@@ -45,6 +45,7 @@ class DSecClient:
     - `command_timeout`: seconds that a command of `run_shell` and `run` may take, unless it is given its own;
       None: no limit.
     - `retry_for`: seconds that a call which is safe to repeat is repeated while the platform is away.
+    - `ca_file`: PEM file of certificates to trust beside the system's, for https.
     - `stop_timeout`: seconds that stopping a sandbox may take at the end of an `async with`.
 
     Closing the client stops the sandboxes that it made and that still run, also when the program is
@@ -61,17 +62,19 @@ class DSecClient:
         retry_for: float = 30.0,
         max_connections: int = 1000,
         stop_timeout: float = 30.0,
+        ca_file: str | None = None,
     ) -> None:
         if not timeout > 0:
             raise InvalidArgument(f"timeout is {timeout!r}; it must be a number of seconds above 0")
-        target = resolve(base_url, api_key)
+        target = resolve(base_url, api_key, ca_file)
         self._transport = Transport(
             target.base_url,
-            target.api_key,
+            target.api_key or "",
             timeout=timeout,
             retry_for=retry_for,
             max_connections=max_connections,
             user_agent=f"libdsec/{__version__}",
+            ca_file=target.ca_file,
         )
         self._command_timeout = command_timeout
         self._stop_timeout = stop_timeout

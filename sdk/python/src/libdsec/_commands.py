@@ -17,6 +17,7 @@ from ._bodies import CHUNK, slices
 from ._records import ExecInfo, ExecResult, Gap, _bytes_of
 from ._transport import Backoff, Retry, Transport, WebSocket, segment
 from .errors import (
+    Conflict,
     ConnectionFailed,
     DSecError,
     RequestTimeout,
@@ -108,9 +109,11 @@ class Commands:
         try:
             await asyncio.wait({waiting, feeding}, return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done() and feeding.exception() is not None:
-                # A command that ends without reading everything breaks its stdin: that is no failure.
-                await asyncio.wait({waiting}, timeout=2.0)
-                if not waiting.done():
+                # A command that ends without reading everything breaks its stdin: that is no failure, and
+                # neither is one that closes it and goes on.
+                if not isinstance(feeding.exception(), Conflict):
+                    await asyncio.wait({waiting}, timeout=2.0)
+                if not waiting.done() and not isinstance(feeding.exception(), Conflict):
                     with suppress(DSecError):
                         await self.signal(exec_id, "SIGKILL", tree=True, retry=Retry.SAFE)
                     feeding.result()

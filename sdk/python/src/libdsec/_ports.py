@@ -63,6 +63,10 @@ class PortStream:
         for start in range(0, len(view), _MESSAGE):
             await self._socket.send(bytes(view[start : start + _MESSAGE]), limit)
 
+    async def write_eof(self) -> None:
+        """Ends what this side writes; what the server still says can be read."""
+        await self._socket.send(b"", self._transport.timeout)
+
     async def close(self) -> None:
         """Closes both directions."""
         await self._socket.close()

@@ -261,6 +261,10 @@ class PortStream:
         """Sends all of `data`; returns when it is on its way."""
         self._portal.call(self._inner.write(data, timeout=timeout))
 
+    def write_eof(self) -> None:
+        """Ends what this side writes; what the server still says can be read."""
+        self._portal.call(self._inner.write_eof())
+
     def close(self) -> None:
         """Closes both directions."""
         self._portal.call(self._inner.close())
@@ -766,6 +770,7 @@ class DSecClient:
     - `command_timeout`: seconds that a command of `run_shell` and `run` may take, unless it is given its own;
       None: no limit.
     - `retry_for`: seconds that a call which is safe to repeat is repeated while the platform is away.
+    - `ca_file`: PEM file of certificates to trust beside the system's, for https.
     - `stop_timeout`: seconds that stopping a sandbox may take at the end of an `with`.
 
     Closing the client stops the sandboxes that it made and that still run, also when the program is
@@ -782,6 +787,7 @@ class DSecClient:
         retry_for: float = 30.0,
         max_connections: int = 1000,
         stop_timeout: float = 30.0,
+        ca_file: str | None = None,
     ) -> None:
         self._inner = _client.DSecClient(
             base_url,
@@ -791,6 +797,7 @@ class DSecClient:
             retry_for=retry_for,
             max_connections=max_connections,
             stop_timeout=stop_timeout,
+            ca_file=ca_file,
         )
         self._portal = Portal()
 
