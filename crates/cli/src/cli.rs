@@ -1,13 +1,17 @@
 //! The command line.
 
+use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
 use crate::bench::BenchCommand;
-use crate::commands::{completion, cp, create, exec, image, logs, ps, run, shell, stats, stop};
-use crate::config::Target;
-use crate::failure::Failure;
+use crate::commands::{
+    completion, cp, create, exec, execs, image, logs, port_forward, ps, run, session, shell, stats, stop,
+};
+use crate::config::{Given, Target};
+use crate::failure::{EXIT_OWN_FAILURE, EXIT_USAGE, Failure};
 use crate::parse;
 use crate::up::{DoctorArgs, DownArgs, UpArgs};
 
@@ -19,8 +23,9 @@ Examples:
   dsec run -it debian                       a shell in a sandbox of its own
   dsec ps                                   what runs
 
-Exit codes: run, exec and shell end with the command's own code, or 125 when dsec itself failed;
-every other command ends with 0, or 1 on a failure, or 2 when it was called wrongly.";
+Exit codes of run, exec, shell and attach are the command's own, or 125 when dsec itself failed or was
+called wrongly, 126 when the program cannot be run, 127 when it is not there. Other commands end with 0,
+with 1 on a failure, with 2 when called wrongly. With --json a failure is the API's JSON on stderr.";
 
 /// Sandboxes for agents: make them by the thousand, run commands in them, look into them.
 #[derive(Debug, Parser)]
@@ -34,9 +39,12 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
+/// Heading of the options of every command.
+const EVERYWHERE: &str = "Options of every command";
+
 /// Options of every command.
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Options of every command")]
+#[command(next_help_heading = EVERYWHERE)]
 pub(crate) struct Global {
     /// Address of the platform [default: the config file's, else http://127.0.0.1:7420]
     #[arg(long, global = true, env = "DSEC_URL", hide_env_values = true, value_name = "URL")]
@@ -44,10 +52,13 @@ pub(crate) struct Global {
     /// Key for it [default: the config file's]
     #[arg(long, global = true, env = "DSEC_API_KEY", hide_env_values = true, value_name = "KEY")]
     api_key: Option<String>,
+    /// PEM file of certificates to trust beside the system's, for https [default: the config file's]
+    #[arg(long, global = true, env = "DSEC_CA_FILE", hide_env_values = true, value_name = "PATH")]
+    ca_file: Option<OsString>,
     /// For run, exec: until the command is killed. Elsewhere: until a request is given up [default: 2m]
     #[arg(long, global = true, value_name = "DURATION", value_parser = parse::duration)]
     pub(crate) timeout: Option<Duration>,
-    /// Write JSON for programs
+    /// Write JSON for programs, failures too
     #[arg(long, global = true)]
     pub(crate) json: bool,
 }
@@ -59,7 +70,9 @@ impl Global {
             Ok(path) => crate::config::read(&path)?,
             Err(_) => crate::config::ConfigFile::default(),
         };
-        Ok(crate::config::resolve(self.url.clone(), self.api_key.clone(), &file))
+        let ca_file = self.ca_file.clone().map(PathBuf::from);
+        let (url, api_key) = (self.url.clone(), self.api_key.clone());
+        crate::config::resolve(Given { url, api_key, ca_file }, &file)
     }
 }
 
@@ -90,12 +103,27 @@ pub(crate) enum Command {
     /// Run a command in a sandbox
     #[command(after_help = exec::EXAMPLES)]
     Exec(exec::ExecArgs),
+    /// Follow a command that runs in the background
+    #[command(after_help = execs::ATTACH_EXAMPLES)]
+    Attach(execs::AttachArgs),
+    /// List the commands of a sandbox
+    #[command(after_help = execs::EXECS_EXAMPLES)]
+    Execs(execs::ExecsArgs),
+    /// Send a signal to a command
+    #[command(after_help = execs::KILL_EXAMPLES)]
+    Kill(execs::KillArgs),
     /// Open a terminal in a sandbox
     #[command(after_help = shell::EXAMPLES)]
     Shell(shell::ShellArgs),
+    /// List and close the shells that a sandbox keeps
+    #[command(subcommand)]
+    Session(session::SessionCommand),
     /// Copy files and directories into or out of a sandbox
     #[command(after_help = cp::EXAMPLES)]
     Cp(cp::CpArgs),
+    /// Reach ports of a sandbox on this machine
+    #[command(after_help = port_forward::EXAMPLES)]
+    PortForward(port_forward::PortForwardArgs),
     /// List sandboxes
     #[command(after_help = ps::EXAMPLES)]
     Ps(ps::PsArgs),
@@ -119,14 +147,31 @@ pub(crate) enum Command {
     Bench(BenchCommand),
 }
 
+/// Subcommands whose exit codes are those of the command inside.
+const OF_THE_COMMAND: [&str; 4] = ["run", "exec", "shell", "attach"];
+
 impl Command {
-    /// Exit code of dsec's own failures under this command.
-    pub(crate) fn failure_code(&self) -> u8 {
-        match self {
-            Self::Run(_) | Self::Exec(_) | Self::Shell(_) => crate::failure::EXIT_OWN_FAILURE,
-            _ => 1,
-        }
+    /// True where exit codes are those of the command inside; see [`OF_THE_COMMAND`].
+    pub(crate) fn has_codes_of_its_own(&self) -> bool {
+        matches!(self, Self::Run(_) | Self::Exec(_) | Self::Shell(_) | Self::Attach(_))
     }
+}
+
+/// What is known of a command line that cannot be parsed: its exit code, and whether it asks for JSON.
+pub(crate) fn misused(args: &[OsString]) -> (u8, bool) {
+    let words = || args.iter().skip(1).map(|word| word.to_string_lossy()).take_while(|word| word != "--");
+    let mut rest = words();
+    let subcommand = loop {
+        match rest.next() {
+            Some(word) if ["--url", "--api-key", "--ca-file", "--timeout"].contains(&&*word) => {
+                rest.next();
+            }
+            Some(word) if word.starts_with('-') => {}
+            other => break other.unwrap_or_default().into_owned(),
+        }
+    };
+    let code = if OF_THE_COMMAND.contains(&&*subcommand) { EXIT_OWN_FAILURE } else { EXIT_USAGE };
+    (code, words().any(|word| word == "--json"))
 }
 
 #[cfg(test)]
@@ -150,6 +195,57 @@ mod tests {
         let mut seen = Vec::new();
         leaves(&command, &mut seen);
         assert!(seen.len() > 20, "{seen:?}");
+    }
+
+    /// `docs/reference/cli.md` out of the help texts.
+    fn reference() -> String {
+        fn page(command: &clap::Command, path: &str, out: &mut String) {
+            let level = "#".repeat(path.split(' ').count().clamp(1, 3));
+            let help = command.clone().bin_name(path).term_width(110).render_help().to_string();
+            // The options of every command are on the first page alone.
+            let mut everywhere = false;
+            let lines = help.lines().map(str::trim_end).filter(|line| {
+                if path != "dsec" && !line.is_empty() && !line.starts_with(' ') {
+                    everywhere = line.starts_with(EVERYWHERE);
+                }
+                !everywhere
+            });
+            let text = lines.collect::<Vec<_>>().join("\n");
+            out.push_str(&format!("\n{level} {path}\n\n```text\n{}\n```\n", text.trim_end()));
+            for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
+                page(sub, &format!("{path} {}", sub.get_name()), out);
+            }
+        }
+        let mut command = Cli::command();
+        command.build();
+        let mut pages = String::new();
+        page(&command, "dsec", &mut pages);
+        let note = "<!-- Written by the tests of crates/cli from the help texts: \
+                    `DSEC_WRITE_REFERENCE=1 cargo test -p dsec --bins reference` -->\n";
+        format!("{note}{pages}")
+    }
+
+    #[test]
+    fn the_reference_has_the_help_texts() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/cli.md");
+        if std::env::var_os("DSEC_WRITE_REFERENCE").is_some() {
+            std::fs::write(&path, reference()).unwrap();
+        }
+        let written = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            written == reference(),
+            "docs/reference/cli.md is stale; `DSEC_WRITE_REFERENCE=1 cargo test -p dsec --bins reference` writes it"
+        );
+    }
+
+    #[test]
+    fn a_wrong_call_has_the_exit_code_of_its_command() {
+        let misused = |words: &[&str]| misused(&words.iter().map(OsString::from).collect::<Vec<_>>());
+        assert_eq!(misused(&["dsec", "run"]), (125, false));
+        assert_eq!(misused(&["dsec", "--url", "exec", "ps", "--json"]), (2, true));
+        assert_eq!(misused(&["dsec", "--json", "exec", "--", "--nonsense"]), (125, true));
+        assert_eq!(misused(&["dsec", "exec", "sb", "--", "ls", "--json"]), (125, false));
+        assert_eq!(misused(&["dsec"]), (2, false));
     }
 
     #[test]

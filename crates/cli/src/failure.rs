@@ -2,9 +2,19 @@
 
 use std::fmt;
 
+use dsec_model::ErrorKind;
+use dsec_proto::guest;
+use serde_json::{Value, json};
+
 /// Exit code of dsec's own failures in `run`, `exec` and `shell`, where every other code belongs to
 /// the command inside. Docker and podman use the same one.
 pub(crate) const EXIT_OWN_FAILURE: u8 = 125;
+/// Exit code of a command whose program is there and cannot be run.
+pub(crate) const EXIT_NOT_EXECUTABLE: u8 = 126;
+/// Exit code of a command whose program is not there.
+pub(crate) const EXIT_NOT_FOUND: u8 = 127;
+/// Exit code of every other command that was called wrongly.
+pub(crate) const EXIT_USAGE: u8 = 2;
 /// Exit code of a reader that went away (128 + SIGPIPE), as shells have it.
 pub(crate) const EXIT_PIPE: u8 = 141;
 /// Exit code of a command that was interrupted (128 + SIGINT).
@@ -17,6 +27,10 @@ pub(crate) struct Failure {
     pub(crate) message: String,
     /// What to do. May be empty.
     pub(crate) hint: String,
+    /// What kind, in the API's words.
+    pub(crate) kind: ErrorKind,
+    /// Facts for a program: the API's own where it said no, else empty.
+    pub(crate) detail: Value,
     /// Nobody reads our output any more: end without a word.
     pub(crate) reader_gone: bool,
 }
@@ -24,7 +38,33 @@ pub(crate) struct Failure {
 impl Failure {
     /// A failure with its message.
     pub(crate) fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into(), hint: String::new(), reader_gone: false }
+        Self {
+            message: message.into(),
+            hint: String::new(),
+            kind: ErrorKind::Internal,
+            detail: json!({}),
+            reader_gone: false,
+        }
+    }
+
+    /// A failure of what the caller gave.
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Self { kind: ErrorKind::InvalidArgument, ..Self::new(message) }
+    }
+
+    /// In the API's shape, for a program.
+    pub(crate) fn body(&self) -> Value {
+        json!({ "code": self.kind, "message": self.message, "detail": self.detail, "hint": self.hint })
+    }
+
+    /// Exit code where every code but dsec's own failures belongs to the command inside: a program that
+    /// could not be started has the codes that shells and docker give it.
+    pub(crate) fn command_code(&self) -> u8 {
+        match self.detail.get("reason").and_then(Value::as_str) {
+            Some(guest::PROGRAM_NOT_FOUND) => EXIT_NOT_FOUND,
+            Some(guest::PROGRAM_NOT_EXECUTABLE) => EXIT_NOT_EXECUTABLE,
+            _ => EXIT_OWN_FAILURE,
+        }
     }
 
     /// Says what to do.
@@ -36,7 +76,14 @@ impl Failure {
 
     /// A failed system call on something that has a name.
     pub(crate) fn io(what: impl fmt::Display, error: &std::io::Error) -> Self {
-        let failure = Self::new(format!("{what}: {}", plain(error)));
+        let kind = match error.kind() {
+            std::io::ErrorKind::NotFound => ErrorKind::NotFound,
+            std::io::ErrorKind::PermissionDenied => ErrorKind::PermissionDenied,
+            std::io::ErrorKind::AlreadyExists => ErrorKind::AlreadyExists,
+            std::io::ErrorKind::StorageFull => ErrorKind::ResourceExhausted,
+            _ => ErrorKind::Internal,
+        };
+        let failure = Self { kind, ..Self::new(format!("{what}: {}", plain(error))) };
         match error.kind() {
             std::io::ErrorKind::StorageFull => {
                 failure.hint("the disk is full; free some space and try again")

@@ -12,6 +12,7 @@ mod render;
 mod terminal;
 mod up;
 
+use std::ffi::OsString;
 use std::process::exit;
 
 use clap::{CommandFactory, Parser};
@@ -21,17 +22,34 @@ use failure::{EXIT_PIPE, Failure};
 
 fn main() {
     clap_complete::CompleteEnv::with_factory(Cli::command).complete();
-    let cli = Cli::parse();
-    let failure_code = cli.command.failure_code();
+    let args: Vec<OsString> = std::env::args_os().collect();
+    let cli = Cli::try_parse_from(&args).unwrap_or_else(|error| misused(&args, &error));
+    let (json, of_the_command) = (cli.global.json, cli.command.has_codes_of_its_own());
     let code = match run(cli) {
         Ok(code) => code,
         Err(failure) if failure.reader_gone => EXIT_PIPE,
         Err(failure) => {
-            render::failure(&failure);
-            failure_code
+            render::failure(&failure, json);
+            if of_the_command { failure.command_code() } else { 1 }
         }
     };
     exit(i32::from(code));
+}
+
+/// Ends where the command line asks for help or is none.
+fn misused(args: &[OsString], error: &clap::Error) -> ! {
+    if !error.use_stderr() {
+        error.exit();
+    }
+    let (code, json) = cli::misused(args);
+    if json {
+        let text = error.to_string();
+        render::failure(&Failure::usage(text.trim_start_matches("error: ").trim_end()), true);
+    } else {
+        // A message that cannot be written is dropped.
+        let _ = error.print();
+    }
+    exit(i32::from(code))
 }
 
 fn run(cli: Cli) -> failure::Outcome {

@@ -82,9 +82,13 @@ pub(crate) fn note(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
-/// Tells a person of a failure.
-pub(crate) fn failure(failure: &Failure) {
+/// Tells a person of a failure, or with `json` a program: in the API's shape, on one line.
+pub(crate) fn failure(failure: &Failure, json: bool) {
     if failure.reader_gone {
+        return;
+    }
+    if json {
+        note(&failure.body().to_string());
         return;
     }
     let on = colours(&std::io::stderr());

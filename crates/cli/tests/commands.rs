@@ -36,7 +36,7 @@ fn exec_and_run_end_with_the_code_of_the_command() {
 }
 
 #[test]
-fn own_failures_of_run_are_125_and_others_1_and_wrong_usage_2() {
+fn own_failures_of_run_are_125_and_others_1_or_2() {
     let api = FakeApi::start();
     let ran = api.run(&["run", "none", "--", "true"]);
     assert_eq!(ran.status.code(), Some(125));
@@ -44,8 +44,11 @@ fn own_failures_of_run_are_125_and_others_1_and_wrong_usage_2() {
     let inspected = api.run(&["inspect", "sb-n1-zz"]);
     assert_eq!(inspected.status.code(), Some(1));
     assert!(text(&inspected.stderr).starts_with("error: no sandbox sb-n1-zz\n"));
-    assert_eq!(api.run(&["exec", "not an id", "--", "true"]).status.code(), Some(2));
-    assert_eq!(api.run(&["run", "debian"]).status.code(), Some(2));
+    for wrong in [&["exec", "not an id", "--", "true"][..], &["run", "debian"], &["--url", "x", "shell"]] {
+        assert_eq!(api.run(wrong).status.code(), Some(125), "{wrong:?}");
+    }
+    assert_eq!(api.run(&["stop"]).status.code(), Some(2));
+    assert_eq!(api.run(&["exec", "--help"]).status.code(), Some(0));
     let key = api.command(&["ps"]).env("DSEC_API_KEY", "dsec_wrong").output().unwrap();
     assert!(text(&key.stderr).contains("hint: give a key with --api-key"), "{}", text(&key.stderr));
 }
@@ -65,10 +68,12 @@ fn a_platform_that_is_not_up_is_named_with_what_to_do() {
 #[test]
 fn a_program_that_is_missing_leaves_no_sandbox() {
     let api = FakeApi::start();
-    let ran = api.run(&["run", "debian", "--", "missing"]);
-    assert_eq!(ran.status.code(), Some(125));
+    let ran = api.run(&["run", "debian", "--", "not_found"]);
+    assert_eq!(ran.status.code(), Some(127));
     assert!(text(&ran.stderr).contains("no program \"missing\""));
     assert_eq!(api.facts(|f| f.sandboxes["sb-n1-f0"]), "stopped");
+    assert_eq!(api.run(&["exec", "sb-n1-a", "not_executable"]).status.code(), Some(126));
+    assert_eq!(api.run(&["exec", "sb-n1-a", "--json", "not_found"]).status.code(), Some(127));
 }
 
 #[test]
@@ -102,6 +107,117 @@ fn standard_input_is_passed_on_to_its_end() {
     let ran = with_stdin(api.command(&["exec", "sb-n1-a", "-i", "--", "cat"]), &input);
     assert_eq!(ran.stdout, input);
     assert_eq!(ran.status.code(), Some(0));
+}
+
+#[test]
+fn input_that_nobody_reads_takes_nothing_from_the_output() {
+    let api = FakeApi::start();
+    for command in ["deaf", "closed"] {
+        let mut child = api.command(&["exec", "sb-n1-a", "-i", "--", command]);
+        let mut child =
+            child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        // Whether all of it is taken is not the point.
+        let _ = stdin.write_all(&vec![b'x'; 4 << 20]);
+        let ran = child.wait_with_output().unwrap();
+        assert_eq!((ran.status.code(), text(&ran.stdout)), (Some(9), "never read\n".into()), "{command}");
+    }
+}
+
+#[test]
+fn output_that_was_cut_is_no_success_unless_it_was_asked_for() {
+    let api = FakeApi::start();
+    let cut = api.run(&["exec", "sb-n1-a", "cut"]);
+    assert_eq!(cut.status.code(), Some(125));
+    assert!(text(&cut.stderr).contains("its output is not whole"), "{}", text(&cut.stderr));
+    assert!(api.saw("\"output_limit_bytes\":4294967296"));
+    assert_eq!(api.run(&["exec", "sb-n1-a", "--output-limit", "1m", "cut"]).status.code(), Some(0));
+    assert!(api.saw("\"output_limit_bytes\":1048576"));
+}
+
+#[test]
+fn a_line_that_ends_its_session_says_so() {
+    let api = FakeApi::start();
+    let left = text(&api.run(&["exec", "sb-n1-a", "leaves"]).stderr);
+    assert!(left.contains("the session s1 has ended with this line"), "{left}");
+}
+
+#[test]
+fn commands_in_the_background_are_listed_followed_and_killed() {
+    let api = FakeApi::start();
+    let started = api.run(&["exec", "sb-n1-a", "--detach", "--", "hang"]);
+    assert_eq!((started.status.code(), text(&started.stdout)), (Some(0), "ex-0\n".into()));
+    let table = text(&api.run(&["execs", "sb-n1-a"]).stdout);
+    assert!(table.contains("sleep 9") && table.contains("exited   3"), "{table}");
+    assert_eq!(text(&api.run(&["execs", "sb-n1-a", "-q", "--running"]).stdout), "ex-0\n");
+    assert_eq!(parsed(&api.run(&["execs", "sb-n1-a", "--json"])).as_array().unwrap().len(), 2);
+    // Ctrl-C leaves it running, its end is ours.
+    let follow = || {
+        let mut command = api.command(&["attach", "sb-n1-a", "ex-0"]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let left = follow();
+    api.until("attached", |f| f.attached == 1);
+    interrupt(&left, Signal::INT);
+    let left = left.wait_with_output().unwrap();
+    assert_eq!((left.status.code(), api.saw("SIGNAL")), (Some(130), false));
+    let stayed = follow();
+    api.until("attached again", |f| f.attached == 2);
+    let killed = api.run(&["kill", "sb-n1-a", "ex-0", "--signal", "SIGTERM"]);
+    assert_eq!(killed.status.code(), Some(0), "{}", text(&killed.stderr));
+    let stayed = stayed.wait_with_output().unwrap();
+    assert_eq!((stayed.status.code(), text(&stayed.stdout)), (Some(143), "got SIGTERM\n".into()));
+    api.run(&["kill", "sb-n1-a", "ex-0"]);
+    assert!(api.saw("SIGNAL {\"signal\":\"SIGKILL\",\"tree\":true}"));
+}
+
+#[test]
+fn sessions_are_listed_and_closed() {
+    let api = FakeApi::start();
+    let table = text(&api.run(&["session", "ls", "sb-n1-a"]).stdout);
+    assert!(table.contains("build  lines  5"), "{table}");
+    let closed = api.run(&["session", "close", "sb-n1-a", "build", "none"]);
+    assert_eq!((closed.status.code(), text(&closed.stdout)), (Some(1), "build\n".into()));
+    assert!(text(&closed.stderr).contains("no session none"));
+}
+
+#[test]
+fn a_port_is_forwarded_and_the_end_of_one_side_leaves_the_other() {
+    let api = FakeApi::start();
+    api.run(&["create", "debian"]);
+    let mut command = api.command(&["port-forward", "sb-n1-f0", "0:80", "--json"]);
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.as_mut().unwrap()), &mut line)
+        .unwrap();
+    let shown: serde_json::Value = serde_json::from_str(&line).unwrap();
+    let address = shown["listen"].as_str().unwrap();
+    assert!(address.starts_with("127.0.0.1:"), "{address}");
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    stream.write_all(b"question").unwrap();
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut answer = String::new();
+    std::io::Read::read_to_string(&mut stream, &mut answer).unwrap();
+    assert_eq!(answer, "question");
+    interrupt(&child, Signal::INT);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    let mistyped = api.run(&["port-forward", "sb-n1-zz", "80"]);
+    assert!(mistyped.status.code() == Some(1) && text(&mistyped.stderr).contains("no sandbox sb-n1-zz"));
+}
+
+#[test]
+fn failures_are_json_where_json_is_asked_for() {
+    let api = FakeApi::start();
+    let error =
+        |args: &[&str]| -> serde_json::Value { serde_json::from_slice(&api.run(args).stderr).unwrap() };
+    let missing = error(&["run", "none", "--json", "--", "true"]);
+    let shape = serde_json::json!({ "code": "not_found", "message": "no image \"none\"", "detail": {},
+        "hint": "see `dsec image ls`" });
+    assert_eq!(missing, shape);
+    assert_eq!(error(&["exec", "sb-n1-a", "--json", "not_found"])["detail"]["reason"], "program_not_found");
+    assert_eq!(error(&["ps", "--json", "--nonsense"])["code"], "invalid_argument");
+    assert_eq!(error(&["ps", "--json", "--url", "http://127.0.0.1:1"])["code"], "unavailable");
+    assert_eq!(error(&["stop", "--json", "sb-n1-no"])["code"], "not_found");
 }
 
 #[test]
@@ -254,6 +370,9 @@ fn a_directory_is_copied_both_ways() {
     // Now that /work is there, the source goes into it.
     assert!(api.run(&["cp", from, "sb-n1-f0:/work"]).status.success());
     assert!(api.facts(|f| f.directories.contains_key("/work/tree")));
+    // Both were seen at their place once they were whole.
+    let moves = api.facts(|f| f.seen.iter().filter(|line| line.starts_with("MOVE /")).count());
+    assert_eq!(moves, 2);
     let out = api.path("out");
     assert!(api.run(&["cp", "sb-n1-f0:/work", out.to_str().unwrap()]).status.success());
     assert_eq!(std::fs::read_to_string(out.join("sub/file")).unwrap(), "content");
@@ -262,6 +381,29 @@ fn a_directory_is_copied_both_ways() {
     let gone = api.run(&["cp", from, "sb-n1-zz:/x"]);
     assert!(text(&gone.stderr).contains("no sandbox sb-n1-zz"));
     assert_eq!(api.run(&["cp", "a", "b"]).status.code(), Some(2));
+}
+
+#[test]
+fn a_copy_that_is_interrupted_leaves_nothing() {
+    let api = FakeApi::start();
+    api.run(&["create", "debian"]);
+    let tree = api.path("tree");
+    std::fs::create_dir(&tree).unwrap();
+    std::fs::write(tree.join("file"), vec![0; 100]).unwrap();
+    api.facts(|f| f.stalled = true);
+    let out = api.path("out");
+    let from = tree.to_str().unwrap();
+    api.facts(|f| f.directories.insert("/work".into(), Vec::new()));
+    for args in [["cp", from, "sb-n1-f0:/new"], ["cp", "sb-n1-f0:/work", out.to_str().unwrap()]] {
+        let before = api.facts(|f| f.stalls);
+        let child = api.command(&args).stderr(Stdio::piped()).spawn().unwrap();
+        api.until("under way", |f| f.stalls == before + 1);
+        interrupt(&child, Signal::INT);
+        assert_eq!(child.wait_with_output().unwrap().status.code(), Some(130), "{args:?}");
+    }
+    assert!(api.saw("REMOVE /.new.part-"));
+    let left = std::fs::read_dir(api.home.path()).unwrap().map(|e| e.unwrap().file_name());
+    assert_eq!(left.collect::<Vec<_>>(), ["tree"]);
 }
 
 #[test]
@@ -323,7 +465,7 @@ fn benchmarks_write_one_line_of_json_and_leave_nothing() {
     assert!(api.facts(|f| f.sandboxes.values().all(|state| *state == "stopped")));
     let failed = api.run(&["bench", "create", "--image", "none", "-n", "2", "--json"]);
     assert_eq!((failed.status.code(), &parsed(&failed)["failed"]), (Some(1), &2.into()));
-    assert!(text(&failed.stderr).contains("no image \"none\""));
+    assert!(text(&failed.stderr).contains("no image"));
 }
 
 #[test]
@@ -337,4 +479,16 @@ fn completion_scripts_ask_this_program_for_ids() {
     command.env("COMPLETE", "bash").env("_CLAP_COMPLETE_INDEX", "2").env("_CLAP_IFS", "\n");
     let ran = command.output().unwrap();
     assert!(text(&ran.stdout).contains("sb-n1-f0"), "{} {}", text(&ran.stdout), text(&ran.stderr));
+    let complete = |words: &[&str]| {
+        let mut command = api.command(&[&["--", "dsec"], words].concat());
+        command.env("COMPLETE", "bash").env("_CLAP_COMPLETE_INDEX", words.len().to_string());
+        text(&command.env("_CLAP_IFS", "\n").output().unwrap().stdout)
+    };
+    assert!(complete(&["run", "deb"]).contains("debian"));
+    assert!(complete(&["cp", "sb-"]).contains("sb-n1-f0:"));
+    // Nothing, and no word, where nobody answers.
+    let mut silent = api.command(&["--", "dsec", "stop", ""]);
+    silent.env("COMPLETE", "bash").env("_CLAP_COMPLETE_INDEX", "2").env("_CLAP_IFS", "\n");
+    let silent = silent.env("DSEC_URL", "http://127.0.0.1:1").output().unwrap();
+    assert!(silent.stderr.is_empty() && !text(&silent.stdout).contains("sb-"));
 }

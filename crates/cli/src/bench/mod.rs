@@ -114,10 +114,8 @@ pub(crate) async fn bench(context: &Context, command: BenchCommand) -> Outcome {
         }
     };
     if let Some(error) = &report.first_error {
-        render::failure(&Failure::new(format!(
-            "{} of {} runs failed; the first: {error}",
-            report.failed, report.count
-        )));
+        let message = format!("{} of {} runs failed; the first: {error}", report.failed, report.count);
+        render::failure(&Failure::new(message), context.global.json);
     }
     if context.global.json {
         render::json_line(&report)?

@@ -1,5 +1,6 @@
 //! The output stream of a command: a WebSocket of binary frames, see `dsec_proto::frames`.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
@@ -8,6 +9,8 @@ use dsec_proto::frames;
 use dsec_proto::rest::AttachEvent;
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
@@ -41,22 +44,30 @@ pub(crate) enum Frame {
     Event(AttachEvent),
 }
 
+/// A connection to the platform, plain or by TLS.
+pub(crate) trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Wire for T {}
+
+/// A WebSocket to the platform.
+pub(crate) type Socket = WebSocketStream<Box<dyn Wire>>;
+
 /// An attached command.
 pub(crate) struct Attach {
-    socket: WebSocketStream<TcpStream>,
+    socket: Socket,
     url: String,
 }
 
 /// The receiving half.
 pub(crate) struct AttachReader {
-    stream: SplitStream<WebSocketStream<TcpStream>>,
+    stream: SplitStream<Socket>,
     url: String,
     heard: bool,
 }
 
 /// The sending half.
 pub(crate) struct AttachWriter {
-    sink: SplitSink<WebSocketStream<TcpStream>, Message>,
+    sink: SplitSink<Socket, Message>,
 }
 
 impl Client {
@@ -71,10 +82,16 @@ impl Client {
             "/v1/sandboxes/{sandbox}/execs/{exec}/attach?stdout_offset={}&stderr_offset={}",
             from.stdout, from.stderr
         );
+        Ok(Attach { socket: self.websocket(&path).await?, url: self.target.url.clone() })
+    }
+
+    /// Opens a WebSocket on a path of the server.
+    pub(crate) async fn websocket(&self, path: &str) -> Result<Socket, ClientError> {
         let url = self.target.url.clone();
         let connect = async {
             let stream = self.connect().await?;
-            let mut request = format!("{}{path}", url.replacen("http://", "ws://", 1))
+            // "ws" or "wss" out of "http" or "https".
+            let mut request = format!("{}{path}", url.replacen("http", "ws", 1))
                 .into_client_request()
                 .map_err(|error| self.socket_error(error))?;
             if let Some(key) = &self.target.api_key {
@@ -90,15 +107,15 @@ impl Client {
             let (socket, _) = tokio_tungstenite::client_async_with_config(request, stream, Some(config))
                 .await
                 .map_err(|error| self.socket_error(error))?;
-            Ok(Attach { socket, url: url.clone() })
+            Ok(socket)
         };
         match tokio::time::timeout(CONNECT_TIMEOUT + PING_AFTER, connect).await {
-            Ok(attached) => attached,
+            Ok(socket) => socket,
             Err(_) => Err(ClientError::TimedOut { url: url.clone() }),
         }
     }
 
-    async fn connect(&self) -> Result<TcpStream, ClientError> {
+    async fn connect(&self) -> Result<Box<dyn Wire>, ClientError> {
         let unreachable = |cause: String| ClientError::Unreachable { url: self.target.url.clone(), cause };
         let url = reqwest::Url::parse(&self.target.url).map_err(|e| unreachable(e.to_string()))?;
         let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']).to_owned();
@@ -110,7 +127,15 @@ impl Client {
             };
         // Keystrokes must not wait for one another.
         let _ = stream.set_nodelay(true);
-        Ok(stream)
+        if url.scheme() != "https" {
+            return Ok(Box::new(stream));
+        }
+        let name = ServerName::try_from(host).map_err(|error| unreachable(error.to_string()))?;
+        let connector = tokio_rustls::TlsConnector::from(Arc::clone(&self.tls));
+        match connector.connect(name, stream).await {
+            Ok(stream) => Ok(Box::new(stream)),
+            Err(error) => Err(unreachable(crate::failure::plain(&error))),
+        }
     }
 
     fn socket_error(&self, error: WsError) -> ClientError {

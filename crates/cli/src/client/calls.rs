@@ -2,10 +2,14 @@
 
 use std::time::Duration;
 
-use dsec_model::{ExecId, SandboxId};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use dsec_model::{ExecId, SandboxId, SessionId};
 use dsec_proto::rest::{
-    CreateSandboxRequest, Exec, ExecRequest, FileInfo, IDEMPOTENCY_KEY, Image, ImageList, NodeStatus,
-    PtySize, Sandbox, SandboxList, Session, SessionRequest, SignalRequest, StopRequest,
+    CreateSandboxRequest, Exec, ExecList, ExecRequest, FileInfo, IDEMPOTENCY_KEY, INLINE_MAX, Image,
+    ImageList, MoveRequest, NodeStatus, PtySize, Sandbox, SandboxList, Session, SessionList, SessionRequest,
+    SignalRequest, StopRequest,
 };
 use reqwest::{Method, Response, header};
 use serde::Deserialize;
@@ -137,6 +141,46 @@ impl Client {
         self.json_within(request, wait + WAIT_MARGIN).await
     }
 
+    /// An ended command's record with all of its output that was kept, where the answer had its start alone.
+    pub(crate) async fn with_whole_output(
+        &self,
+        id: &SandboxId,
+        mut exec: Exec,
+    ) -> Result<Exec, ClientError> {
+        for (name, text, base64) in [
+            ("stdout", &mut exec.stdout, &mut exec.stdout_base64),
+            ("stderr", &mut exec.stderr, &mut exec.stderr_base64),
+        ] {
+            let start = match (&base64, &text) {
+                (Some(exact), _) => STANDARD.decode(exact).unwrap_or_default(),
+                (None, Some(text)) => text.clone().into_bytes(),
+                (None, None) => continue,
+            };
+            if (start.len() as u64) < INLINE_MAX {
+                continue;
+            }
+            let path = format!("/sandboxes/{id}/execs/{}/{name}?offset={}", exec.id, start.len());
+            let rest = self.send(self.request(Method::GET, &path)).await?.bytes().await;
+            let whole = [start, rest.map_err(|error| self.wire(&error))?.into()].concat();
+            *base64 = std::str::from_utf8(&whole).is_err().then(|| STANDARD.encode(&whole));
+            *text = Some(String::from_utf8_lossy(&whole).into_owned());
+        }
+        Ok(exec)
+    }
+
+    /// Puts bytes into a command's standard input, and ends it after them with `close`. Answers when the
+    /// command's pipe has taken them, however long that takes.
+    pub(crate) async fn stdin(
+        &self,
+        id: &SandboxId,
+        exec: &ExecId,
+        bytes: Bytes,
+        close: bool,
+    ) -> Result<(), ClientError> {
+        let path = format!("/sandboxes/{id}/execs/{exec}/stdin?close={close}");
+        self.send(self.request(Method::PUT, &path).body(bytes)).await.map(drop)
+    }
+
     /// A command's standard output as it comes, until the command ends.
     pub(crate) async fn stdout(&self, id: &SandboxId, exec: &ExecId) -> Result<Response, ClientError> {
         let path = format!("/sandboxes/{id}/execs/{exec}/stdout?follow=true");
@@ -175,6 +219,43 @@ impl Client {
         request: &SessionRequest,
     ) -> Result<Session, ClientError> {
         self.json(self.request(Method::POST, &format!("/sandboxes/{id}/sessions")).json(request)).await
+    }
+
+    /// The open sessions of a sandbox.
+    pub(crate) async fn sessions(&self, id: &SandboxId) -> Result<Vec<Session>, ClientError> {
+        let request = self.request(Method::GET, &format!("/sandboxes/{id}/sessions"));
+        self.json::<SessionList>(request).await.map(|list| list.sessions)
+    }
+
+    /// Closes a session.
+    pub(crate) async fn close_session(&self, id: &SandboxId, session: &SessionId) -> Result<(), ClientError> {
+        self.done(self.request(Method::DELETE, &format!("/sandboxes/{id}/sessions/{session}"))).await
+    }
+
+    /// The commands of a sandbox, newest first.
+    pub(crate) async fn execs(&self, id: &SandboxId) -> Result<Vec<Exec>, ClientError> {
+        let request = self.request(Method::GET, &format!("/sandboxes/{id}/execs"));
+        self.json::<ExecList>(request).await.map(|list| list.execs)
+    }
+
+    /// Removes a file, or a directory with all in it.
+    pub(crate) async fn remove(
+        &self,
+        id: &SandboxId,
+        path: &str,
+        user: Option<&str>,
+    ) -> Result<(), ClientError> {
+        let request = self.request(Method::DELETE, &format!("/sandboxes/{id}/files"));
+        self.done(request.query(&file_query(path, user)).query(&[("recursive", "true")])).await
+    }
+
+    /// Gives a file or directory another path where nothing is yet.
+    pub(crate) async fn rename(
+        &self,
+        id: &SandboxId,
+        request: &MoveRequest,
+    ) -> Result<FileInfo, ClientError> {
+        self.json(self.request(Method::POST, &format!("/sandboxes/{id}/files/move")).json(request)).await
     }
 
     /// Facts of a file in a sandbox.

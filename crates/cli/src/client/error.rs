@@ -24,6 +24,9 @@ pub(crate) enum ClientError {
         /// What is wrong with it.
         cause: String,
     },
+    /// The certificates to trust cannot be had.
+    #[error("cannot trust anybody: {0}")]
+    Trust(String),
     /// The API said no.
     #[error("{}", .0.0.message)]
     Api(ApiError),
@@ -65,7 +68,7 @@ impl ClientError {
         match self {
             Self::Unreachable { .. } | Self::Broken { .. } | Self::TimedOut { .. } => true,
             Self::Api(error) => error.kind() == ErrorKind::Unavailable,
-            Self::BadUrl { .. } | Self::Strange { .. } => false,
+            Self::BadUrl { .. } | Self::Trust(_) | Self::Strange { .. } => false,
         }
     }
 
@@ -102,9 +105,20 @@ impl From<ClientError> for Failure {
             }
             ClientError::Strange { .. } => "is that the address of a dsec platform?".to_owned(),
             ClientError::TimedOut { .. } => "give it longer with --timeout".to_owned(),
-            ClientError::Api(_) | ClientError::Broken { .. } => String::new(),
+            ClientError::Trust(_) | ClientError::Api(_) | ClientError::Broken { .. } => String::new(),
         };
-        Self::new(error.to_string()).hint(hint)
+        let kind = match &error {
+            ClientError::Api(api) => api.kind(),
+            ClientError::Unreachable { .. } | ClientError::Broken { .. } => ErrorKind::Unavailable,
+            ClientError::TimedOut { .. } => ErrorKind::DeadlineExceeded,
+            ClientError::BadUrl { .. } | ClientError::Trust(_) => ErrorKind::InvalidArgument,
+            ClientError::Strange { .. } => ErrorKind::Internal,
+        };
+        let detail = match &error {
+            ClientError::Api(api) => api.0.detail.clone(),
+            _ => serde_json::json!({}),
+        };
+        Self { kind, detail, ..Self::new(error.to_string()).hint(hint) }
     }
 }
 

@@ -3,7 +3,9 @@
 mod attach;
 mod calls;
 mod error;
+mod tls;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,7 +13,7 @@ use futures_util::{Stream, StreamExt};
 use reqwest::{Method, RequestBuilder, Response};
 use serde::de::DeserializeOwned;
 
-pub(crate) use attach::{AttachReader, AttachWriter, Frame, Offsets, PING_AFTER};
+pub(crate) use attach::{AttachReader, AttachWriter, Frame, Offsets, PING_AFTER, Socket};
 pub(crate) use calls::{ListQuery, Transfer};
 pub(crate) use error::ClientError;
 
@@ -27,6 +29,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 #[derive(Debug, Clone)]
 pub(crate) struct Client {
     http: reqwest::Client,
+    tls: Arc<rustls::ClientConfig>,
     target: Target,
     timeout: Option<Duration>,
 }
@@ -39,19 +42,19 @@ impl Client {
     pub(crate) fn new(target: Target, timeout: Option<Duration>) -> Result<Self, ClientError> {
         let bad = |cause: String| ClientError::BadUrl { url: target.url.clone(), cause };
         let url = reqwest::Url::parse(&target.url).map_err(|error| bad(error.to_string()))?;
-        if url.scheme() != "http" {
-            return Err(bad(format!("this program speaks http, not {}", url.scheme())));
-        }
+        let tls =
+            tls::config(url.scheme() == "https", target.ca_file.as_deref()).map_err(ClientError::Trust)?;
         let http = reqwest::Client::builder()
             // A proxy of the environment is for the internet, and the WebSockets would bypass it.
             .no_proxy()
+            .tls_backend_preconfigured(rustls::ClientConfig::clone(&tls))
             .connect_timeout(CONNECT_TIMEOUT)
             .tcp_nodelay(true)
             .pool_idle_timeout(Duration::from_secs(20))
             .user_agent(concat!("dsec/", env!("CARGO_PKG_VERSION")))
             .build()
             .map_err(|error| bad(error.to_string()))?;
-        Ok(Self { http, target, timeout })
+        Ok(Self { http, tls, target, timeout })
     }
 
     /// Address of the API.
@@ -204,8 +207,8 @@ mod tests {
 
     #[test]
     fn an_address_that_is_none_is_named() {
-        for url in ["https://h:1", "http://", "http://h:99999"] {
-            let target = Target { url: url.into(), api_key: None };
+        for url in ["http://", "http://h:99999"] {
+            let target = Target { url: url.into(), ..Target::default() };
             let error = Client::new(target, None).unwrap_err().to_string();
             assert!(error.contains(url), "{error}");
         }

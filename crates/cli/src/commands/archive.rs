@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
 use indicatif::ProgressBar;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
+use super::landing::Part;
 use crate::client::ClientError;
 use crate::failure::{Failure, plain};
 
@@ -151,7 +152,7 @@ fn add(
     builder.append_data(&mut header, name, io::empty())
 }
 
-fn named<T>(path: &Path, result: io::Result<T>) -> io::Result<T> {
+pub(crate) fn named<T>(path: &Path, result: io::Result<T>) -> io::Result<T> {
     result.map_err(|error| io::Error::new(error.kind(), format!("{}: {}", path.display(), plain(&error))))
 }
 
@@ -164,30 +165,74 @@ pub(crate) struct Unpacked {
     pub(crate) bytes: u64,
 }
 
-/// Unpacks a tar as it comes into `dir`, which is made when missing. What a sandbox sends is not
-/// trusted: nothing is written outside `dir`, no device is made, no setuid bit is kept.
+/// Unpacks a tar as it comes into `dir`, which is made when missing and not touched before the tar is whole.
+/// What a sandbox sends is not trusted: nothing is written outside `dir`, no device is made, no setuid
+/// bit is kept. Dropped on the way, it removes what it has written.
 pub(crate) async fn unpack(
     stream: impl Stream<Item = Result<Bytes, ClientError>>,
     dir: PathBuf,
     bar: ProgressBar,
 ) -> Result<Unpacked, Failure> {
-    let (sender, receiver) = mpsc::channel::<Bytes>(WAITING_MAX);
-    let task = tokio::task::spawn_blocking(move || {
-        let mut reader = PieceReader { receiver, held: Bytes::new() };
-        unpack_from(&mut reader, &dir)
-    });
+    if let Some(parent) = dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        named(parent, std::fs::create_dir_all(parent))
+            .map_err(|error| Failure::io("cannot unpack", &error))?;
+    }
+    let part = Part::of_tree(&dir);
+    let mut unpacker = Unpacker::start(part.path.clone());
     let mut stream = std::pin::pin!(stream);
     while let Some(piece) = stream.next().await {
         let piece = piece?;
         bar.inc(piece.len() as u64);
-        if sender.send(piece).await.is_err() {
+        if !unpacker.take(piece).await {
             break;
         }
     }
-    drop(sender);
-    match task.await {
-        Ok(unpacked) => unpacked.map_err(|error| Failure::io("cannot unpack", &error)),
-        Err(error) => Err(Failure::new(format!("unpacking failed: {error}"))),
+    let done = unpacker.finish().await?;
+    part.land_directory(&dir)?;
+    Ok(done)
+}
+
+/// A thread that unpacks. Dropping it waits for the thread, which writes nothing more.
+struct Unpacker {
+    sender: Option<mpsc::Sender<Bytes>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+    done: oneshot::Receiver<io::Result<Unpacked>>,
+}
+
+impl Unpacker {
+    fn start(dir: PathBuf) -> Self {
+        let (sender, receiver) = mpsc::channel(WAITING_MAX);
+        let (tell, done) = oneshot::channel();
+        let thread = std::thread::spawn(move || {
+            // Whoever waited may be gone.
+            let _ = tell.send(unpack_from(&mut PieceReader { receiver, held: Bytes::new() }, &dir));
+        });
+        Self { sender: Some(sender), thread: Some(thread), done }
+    }
+
+    /// Hands a piece over. False: it has failed, and `finish` says why.
+    async fn take(&mut self, piece: Bytes) -> bool {
+        match &self.sender {
+            Some(sender) => sender.send(piece).await.is_ok(),
+            None => false,
+        }
+    }
+
+    async fn finish(mut self) -> Result<Unpacked, Failure> {
+        self.sender = None;
+        match (&mut self.done).await {
+            Ok(unpacked) => unpacked.map_err(|error| Failure::io("cannot unpack", &error)),
+            Err(_) => Err(Failure::new("the thread that unpacks ended")),
+        }
+    }
+}
+
+impl Drop for Unpacker {
+    fn drop(&mut self) {
+        self.sender = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
     }
 }
 

@@ -1,14 +1,16 @@
 //! `dsec completion`: the script of a shell. The script asks this program, so that ids of sandboxes
 //! are completed as well.
 
+use std::ffi::OsStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use clap_complete::engine::CompletionCandidate;
+use clap_complete::engine::{CompletionCandidate, PathCompleter, ValueCompleter};
 use clap_complete::env::Shells;
 
 use super::ps;
 use crate::client::{Client, ListQuery};
+use crate::config::Given;
 use crate::failure::{Failure, Outcome};
 use crate::render;
 
@@ -18,8 +20,8 @@ Examples:
   source <(dsec completion zsh)                                # in ~/.zshrc
   dsec completion fish > ~/.config/fish/completions/dsec.fish";
 
-/// Longest wait for the ids while somebody waits at the keyboard.
-const IDS_TIMEOUT: Duration = Duration::from_millis(500);
+/// Longest wait for an answer while somebody waits at the keyboard.
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A shell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -53,20 +55,46 @@ pub(crate) fn completion(args: &CompletionArgs) -> Outcome {
     Ok(0)
 }
 
-/// Ids of the sandboxes that live, for the shell. None where the platform does not answer at once.
+/// Ids of the sandboxes that live, for the shell.
 pub(crate) fn sandbox_ids() -> Vec<CompletionCandidate> {
-    ids().unwrap_or_default().into_iter().map(CompletionCandidate::new).collect()
+    asked(async |client| {
+        let query = ListQuery { states: ps::live_states(), ..ListQuery::default() };
+        Some(client.sandboxes(&query).await.ok()?.into_iter().map(|sandbox| sandbox.id.to_string()).collect())
+    })
 }
 
-fn ids() -> Option<Vec<String>> {
-    let file = crate::config::read(&crate::config::path().ok()?).ok()?;
-    let variable = |name| std::env::var(name).ok();
-    let target = crate::config::resolve(variable("DSEC_URL"), variable("DSEC_API_KEY"), &file);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
-    runtime.block_on(async {
-        let client = Client::new(target, Some(IDS_TIMEOUT)).ok()?;
-        let query = ListQuery { states: ps::live_states(), ..ListQuery::default() };
-        let list = tokio::time::timeout(IDS_TIMEOUT, client.sandboxes(&query)).await.ok()?.ok()?;
-        Some(list.into_iter().map(|sandbox| sandbox.id.to_string()).collect())
-    })
+/// Names of the images, for the shell.
+pub(crate) fn image_names() -> Vec<CompletionCandidate> {
+    asked(async |client| Some(client.images().await.ok()?.into_iter().map(|image| image.name).collect()))
+}
+
+/// Sides of a copy, for the shell: paths here, and sandboxes with the colon after their ids.
+pub(crate) fn places(current: &OsStr) -> Vec<CompletionCandidate> {
+    let mut places = PathCompleter::any().complete(current);
+    if current.as_encoded_bytes().contains(&b'/') {
+        return places;
+    }
+    let ids = sandbox_ids().into_iter().map(|id| {
+        let mut place = id.get_value().to_owned();
+        place.push(":");
+        place
+    });
+    let typed = current.as_encoded_bytes();
+    places.extend(ids.filter(|id| id.as_encoded_bytes().starts_with(typed)).map(CompletionCandidate::new));
+    places
+}
+
+/// What the platform answers at once; nothing, and no word, where it does not.
+fn asked(question: impl AsyncFnOnce(Client) -> Option<Vec<String>>) -> Vec<CompletionCandidate> {
+    let answer = || {
+        let file = crate::config::read(&crate::config::path().ok()?).ok()?;
+        let target = crate::config::resolve(Given::from_environment(), &file).ok()?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
+        let client = Client::new(target, Some(ANSWER_TIMEOUT)).ok()?;
+        let answer = runtime.block_on(async { tokio::time::timeout(ANSWER_TIMEOUT, question(client)).await });
+        // A look-up of a name that is under way is not waited for.
+        runtime.shutdown_background();
+        answer.ok()?
+    };
+    answer().unwrap_or_default().into_iter().map(CompletionCandidate::new).collect()
 }

@@ -3,9 +3,10 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use clap::{Args, CommandFactory};
+use clap_complete::engine::ArgValueCompleter;
 use dsec_model::{ErrorKind, SandboxId};
 use dsec_proto::rest::{FileInfo, FileKind};
 use futures_util::{Stream, StreamExt};
@@ -13,8 +14,9 @@ use indicatif::ProgressBar;
 use reqwest::Body;
 
 use super::archive::{Owner, Unpacked, body, pieces_of, tar_of, unpack};
+use super::landing::{Part, RemotePart};
 use super::signals::Signals;
-use super::{Context, progress};
+use super::{Context, completion, progress};
 use crate::client::{ClientError, Transfer};
 use crate::failure::{Failure, Outcome};
 use crate::parse::{self, Place};
@@ -34,10 +36,10 @@ As with cp: into a directory that is there, the source goes under its own name."
 #[derive(Debug, Args)]
 pub(crate) struct CpArgs {
     /// What: a path, ID:/path, or - for standard input (a file, or for a directory a tar)
-    #[arg(value_parser = parse::place)]
+    #[arg(value_parser = parse::place, add = ArgValueCompleter::new(completion::places))]
     source: Place,
     /// Where to: a path, ID:/path, or - for standard output (a directory comes as a tar)
-    #[arg(value_parser = parse::place)]
+    #[arg(value_parser = parse::place, add = ArgValueCompleter::new(completion::places))]
     target: Place,
     /// Make missing parent directories in the sandbox
     #[arg(long, short = 'p')]
@@ -57,13 +59,15 @@ struct Copy<'a> {
     user: Option<String>,
     parents: bool,
     quiet: bool,
+    part: &'a RemotePart,
 }
 
 /// Copies one way or the other.
 pub(crate) async fn cp(context: &Context, args: CpArgs) -> Outcome {
     let quiet = args.quiet || context.global.json;
+    let part = RemotePart::default();
     let (user, parents) = (args.user, args.parents);
-    let side = |sandbox, path| Copy { context, sandbox, path, user, parents, quiet };
+    let side = |sandbox, path| Copy { context, sandbox, path, user, parents, quiet, part: &part };
     let to_stdout = args.target == Place::Stdio;
     let mut signals = Signals::new()?;
     let copy = async {
@@ -79,10 +83,20 @@ pub(crate) async fn cp(context: &Context, args: CpArgs) -> Outcome {
         }
     };
     let done = tokio::select! {
-        done = copy => done?,
-        // The copy is dropped, and with it what it had half written.
-        asked = signals.next() => return Ok(asked.exit_code()),
+        done = copy => done,
+        // The copy is dropped, and with it what it had half written here.
+        asked = signals.next() => {
+            tokio::select! {
+                () = part.remove(context) => {}
+                _ = signals.next() => {}
+            }
+            return Ok(asked.exit_code());
+        }
     };
+    if done.is_err() {
+        part.remove(context).await;
+    }
+    let done = done?;
     if context.global.json && !to_stdout {
         render::json(&done)?;
     }
@@ -199,9 +213,9 @@ impl Copy<'_> {
         if meta.is_dir() {
             let bar = progress::bytes(&from.display().to_string(), None, self.quiet);
             let body = body(tar_of(from.to_owned(), Owner::Root), bar.clone());
-            let done = self.upload_archive(&target, body).await?;
+            let done = self.upload_tree(&target, body).await;
             bar.finish_and_clear();
-            return Ok(done);
+            return done;
         }
         let file = File::open(from).map_err(failed)?;
         // The size of a pipe or a device says nothing.
@@ -236,6 +250,18 @@ impl Copy<'_> {
         let response = client.write(&self.sandbox, Transfer::File, &query, body, length).await?;
         let info: FileInfo = answer(response).await?;
         Ok(Unpacked { files: 1, bytes: info.size })
+    }
+
+    /// A tree that is new is seen at its place once it is whole; one that is there is added to.
+    async fn upload_tree(&self, target: &str, body: Body) -> Result<Unpacked, Failure> {
+        match self.stat(target).await {
+            Err(error) if error.kind() == Some(ErrorKind::NotFound) => {}
+            _ => return self.upload_archive(target, body).await,
+        }
+        let beside = self.part.beside(&self.sandbox, target, self.user.as_deref());
+        let done = self.upload_archive(&beside, body).await?;
+        self.part.land(self.context, target).await?;
+        Ok(done)
     }
 
     async fn upload_archive(&self, path: &str, body: Body) -> Result<Unpacked, Failure> {
@@ -286,25 +312,10 @@ async fn save_file(
         let mut device = File::options().write(true).open(target).map_err(failed)?;
         return Ok(Unpacked { files: 1, bytes: save(stream, &mut device, &name, bar).await? });
     }
-    let part = Part(part_path(target));
-    let mut file = File::create_new(&part.0).map_err(failed)?;
+    let part = Part::beside(target);
+    let mut file = File::create_new(&part.path).map_err(failed)?;
     let bytes = save(stream, &mut file, &name, bar).await?;
     file.set_permissions(PermissionsExt::from_mode(mode & 0o777)).map_err(failed)?;
-    std::fs::rename(&part.0, target).map_err(failed)?;
+    std::fs::rename(&part.path, target).map_err(failed)?;
     Ok(Unpacked { files: 1, bytes })
-}
-
-/// A half-written file, gone when dropped unless it was moved away.
-struct Part(PathBuf);
-
-impl Drop for Part {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
-fn part_path(target: &Path) -> PathBuf {
-    let name = target.file_name().unwrap_or_default().to_string_lossy();
-    let name: String = name.chars().take(60).collect();
-    target.with_file_name(format!(".{name}.part-{}", std::process::id()))
 }

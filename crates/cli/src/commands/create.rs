@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use clap::Args;
+use clap_complete::engine::ArgValueCandidates;
 use dsec_model::TaskId;
 use dsec_proto::rest::{BACKEND_CONTAINER, CreateSandboxRequest};
 
-use super::Context;
+use super::{Context, completion};
 use crate::failure::Outcome;
 use crate::{parse, render};
 
@@ -20,6 +21,7 @@ Examples:
 #[derive(Debug, Args)]
 pub(crate) struct CreateArgs {
     /// Name of an imported image
+    #[arg(add = ArgValueCandidates::new(completion::image_names))]
     pub(crate) image: String,
     #[command(flatten)]
     pub(crate) sandbox: SandboxOptions,

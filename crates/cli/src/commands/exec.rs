@@ -14,6 +14,7 @@ use super::input::Input;
 use super::signals::{Asked, Signals};
 use super::stream::{Ending, Followed, follow, send_signal};
 use super::{Context, completion};
+use crate::client::Offsets;
 use crate::failure::{EXIT_PIPE, Failure, Outcome};
 use crate::{parse, render, terminal};
 
@@ -24,8 +25,15 @@ Examples:
   dsec exec sb-n1-abc -it -- top
   dsec exec sb-n1-abc --session build -- 'cd /src && make'    one line in a shell that is kept
   dsec exec sb-n1-abc --json -- uname -a                      record and output, as JSON, at its end
+  dsec exec sb-n1-abc --detach -- make                        prints its id for attach, execs, kill
 
 Ctrl-C is passed to the command; a second one kills it.";
+
+/// Heading of the options about input and output.
+pub(crate) const STREAMS: &str = "Input and output";
+/// Bytes kept of each output of a command that is followed: far more than anybody reads, and little
+/// enough that a command gone wild does not fill the node's disk.
+const FOLLOWED_OUTPUT_MAX: u64 = 4 << 30;
 
 /// One wait for a command's end; it is asked again until then.
 const WAIT: Duration = Duration::from_secs(60);
@@ -39,11 +47,14 @@ pub(crate) struct ExecArgs {
     /// Run the line in this session's shell, which is made when it is not there
     #[arg(long, short = 's', value_name = "NAME", conflicts_with_all = ["interactive", "tty", "user", "cwd", "env"])]
     pub(crate) session: Option<SessionId>,
+    /// Print its id once it runs, and leave it running; with -i its standard input stays open
+    #[arg(long, short = 'd', conflicts_with = "tty")]
+    pub(crate) detach: bool,
     /// Pass standard input on
-    #[arg(long, short = 'i')]
+    #[arg(long, short = 'i', help_heading = STREAMS)]
     pub(crate) interactive: bool,
     /// Give the command a terminal
-    #[arg(long, short = 't')]
+    #[arg(long, short = 't', help_heading = STREAMS)]
     pub(crate) tty: bool,
     /// User: a name, or uid[:gid]
     #[arg(long, short = 'u', value_name = "USER")]
@@ -54,8 +65,8 @@ pub(crate) struct ExecArgs {
     /// A variable; KEY alone takes its value from here. May be repeated
     #[arg(long, short = 'e', value_name = "KEY[=VALUE]", value_parser = parse::env_value)]
     pub(crate) env: Vec<(String, String)>,
-    /// Bytes kept of each output [default: the node's, 64 MiB]
-    #[arg(long, value_name = "SIZE", value_parser = parse::size)]
+    /// Bytes kept of each output; more is cut without a failure [default: 4 GiB; 64 MiB with --detach, --json]
+    #[arg(long, value_name = "SIZE", value_parser = parse::size, help_heading = STREAMS)]
     pub(crate) output_limit: Option<u64>,
     /// The command and its arguments; with --session, a shell line
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
@@ -80,9 +91,25 @@ pub(crate) async fn exec(context: &Context, args: ExecArgs) -> Outcome {
         }
         None => request.argv = args.command,
     }
+    if args.detach {
+        return detached(context, &args.id, request, interactive).await;
+    }
     let mut signals = Signals::new()?;
     let ran = run_in(context, &args.id, request, interactive, tty, &mut signals).await?;
     Ok(ran.code())
+}
+
+async fn detached(context: &Context, id: &SandboxId, mut request: ExecRequest, interactive: bool) -> Outcome {
+    if interactive {
+        request.stdin_mode = StdinMode::Stream;
+    }
+    let started = context.client.exec(id, &request).await?;
+    if context.global.json {
+        render::json(&started)?;
+    } else {
+        render::line(started.id.as_str())?;
+    }
+    Ok(0)
 }
 
 /// How a command in a sandbox went.
@@ -125,6 +152,9 @@ pub(crate) async fn run_in(
         }
         return Ok(ran);
     }
+    // A terminal's output is a window that moves.
+    let cut_is_asked = request.output_limit_bytes.is_some() || tty;
+    request.output_limit_bytes.get_or_insert(FOLLOWED_OUTPUT_MAX);
     if tty {
         request.pty = Some(terminal::size());
         if let Ok(term) = std::env::var("TERM") {
@@ -140,11 +170,17 @@ pub(crate) async fn run_in(
         (false, _) => Input::None,
     };
     let started = context.client.exec(id, &request).await?;
-    let followed = Followed { client: &context.client, sandbox: id, exec: &started.id, stays: false };
+    let followed = Followed {
+        client: &context.client,
+        sandbox: id,
+        exec: &started.id,
+        from: Offsets::default(),
+        stays: false,
+    };
     match follow(&followed, input, signals).await? {
         Ending::Exited(exec) => {
             explain(&exec);
-            let code = exit_code(&exec)?;
+            let code = finished(&exec, cut_is_asked)?;
             Ok(Ran::Exited(exec, code))
         }
         Ending::Told(asked) => Ok(Ran::Told(asked)),
@@ -160,7 +196,13 @@ async fn run_for_json(
     signals: &mut Signals,
 ) -> Result<Ran, Failure> {
     let started = context.client.exec(id, request).await?;
-    let followed = Followed { client: &context.client, sandbox: id, exec: &started.id, stays: false };
+    let followed = Followed {
+        client: &context.client,
+        sandbox: id,
+        exec: &started.id,
+        from: Offsets::default(),
+        stays: false,
+    };
     let mut asked_before = false;
     loop {
         tokio::select! {
@@ -168,6 +210,7 @@ async fn run_for_json(
                 let exec = exec?;
                 if exec.state == ExecState::Exited {
                     let code = exit_code(&exec)?;
+                    let exec = context.client.with_whole_output(id, exec).await?;
                     return Ok(Ran::Exited(Box::new(exec), code));
                 }
             }
@@ -190,15 +233,36 @@ pub(crate) fn explain(exec: &Exec) {
     for kill in &exec.oom_kills {
         render::note(&format!("dsec: the sandbox's memory was full: the kernel killed {}", kill.process));
     }
-    for (stream, truncated, bytes) in [
+    if exec.session_ended {
+        let session = exec.session_id.as_ref().map(ToString::to_string).unwrap_or_default();
+        render::note(&format!(
+            "dsec: the session {session} has ended with this line; its directory, variables and jobs are gone"
+        ));
+    }
+    for (stream, written) in cut(exec) {
+        let written = render::bytes(written);
+        render::note(&format!("dsec: the command wrote {written} to {stream}; not all of it was kept"));
+    }
+}
+
+/// The outputs of which not all was kept, and how much was written.
+fn cut(exec: &Exec) -> impl Iterator<Item = (&'static str, u64)> {
+    let both = [
         ("stdout", exec.stdout_truncated, exec.stdout_bytes),
         ("stderr", exec.stderr_truncated, exec.stderr_bytes),
-    ] {
-        if truncated {
-            let written = render::bytes(bytes);
-            render::note(&format!("dsec: the command wrote {written} to {stream}; not all of it was kept"));
-        }
+    ];
+    both.into_iter().filter(|(_, truncated, _)| *truncated).map(|(stream, _, bytes)| (stream, bytes))
+}
+
+/// Our exit code at the end of a command that was followed: its own, unless its output was cut where
+/// nobody asked for that.
+fn finished(exec: &Exec, cut_is_asked: bool) -> Outcome {
+    let code = exit_code(exec)?;
+    if cut_is_asked || cut(exec).next().is_none() {
+        return Ok(code);
     }
+    Err(Failure::new(format!("the command ended with {code}, and its output is not whole"))
+        .hint("let it write to a file and copy that, or take the cut with --output-limit"))
 }
 
 /// Our exit code out of a command's record.

@@ -5,11 +5,12 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
+use clap_complete::engine::ArgValueCandidates;
 use dsec_proto::rest::{Image, ImportEvent};
 use indicatif::ProgressBar;
 
 use super::archive::{Owner, body, pieces_of, tar_of};
-use super::{Context, progress};
+use super::{Context, completion, progress};
 use crate::client::JsonLines;
 use crate::failure::{Failure, Outcome};
 use crate::render;
@@ -34,7 +35,7 @@ pub(crate) enum ImageCommand {
     #[command(after_help = "Examples:\n  dsec image rm debian\n  dsec image rm old-1 old-2")]
     Rm {
         /// Their names
-        #[arg(required = true)]
+        #[arg(required = true, add = ArgValueCandidates::new(completion::image_names))]
         names: Vec<String>,
     },
     /// Show all that is known of an image, as JSON
@@ -43,6 +44,7 @@ pub(crate) enum ImageCommand {
     )]
     Inspect {
         /// Its name
+        #[arg(add = ArgValueCandidates::new(completion::image_names))]
         name: String,
     },
 }
@@ -106,7 +108,7 @@ async fn remove(context: &Context, names: &[String]) -> Outcome {
         match context.client.remove_image(name).await {
             Ok(()) => removed.push(name),
             Err(error) => {
-                render::failure(&error.into());
+                render::failure(&error.into(), context.global.json);
                 code = 1;
             }
         }

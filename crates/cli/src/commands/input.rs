@@ -61,6 +61,17 @@ impl Input {
         Ok(Self::Terminal { keys: read_in_thread(escape.then(Escape::new)), resized, _raw: raw })
     }
 
+    /// Takes plain standard input out, which is fed apart from the output's connection.
+    pub(crate) fn take_plain(&mut self) -> Option<mpsc::Receiver<Typed>> {
+        match std::mem::replace(self, Self::None) {
+            Self::Plain(bytes) => Some(bytes),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+
     /// True for a terminal.
     pub(crate) fn is_terminal(&self) -> bool {
         matches!(self, Self::Terminal { .. })
@@ -69,8 +80,8 @@ impl Input {
     /// The next that came in; never, once it is over. Cancel-safe.
     pub(crate) async fn next(&mut self) -> Typed {
         let typed = match self {
-            Self::None => None,
-            Self::Plain(bytes) => bytes.recv().await,
+            // Plain input is a feed's.
+            Self::None | Self::Plain(_) => None,
             Self::Terminal { keys, resized, .. } => tokio::select! {
                 typed = keys.recv() => typed,
                 _ = resized.recv() => Some(Typed::Resized),

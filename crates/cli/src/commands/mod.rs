@@ -5,13 +5,18 @@ pub(crate) mod completion;
 pub(crate) mod cp;
 pub(crate) mod create;
 pub(crate) mod exec;
+pub(crate) mod execs;
+mod feed;
 pub(crate) mod image;
 mod input;
+mod landing;
 pub(crate) mod logs;
 mod output;
+pub(crate) mod port_forward;
 pub(crate) mod progress;
 pub(crate) mod ps;
 pub(crate) mod run;
+pub(crate) mod session;
 pub(crate) mod shell;
 pub(crate) mod signals;
 pub(crate) mod stats;
@@ -55,6 +60,11 @@ pub(crate) async fn dispatch(cli: Cli) -> Outcome {
         Command::Create(args) => create::create(&Context::new(global)?, args).await,
         Command::Run(args) => run::run(&Context::for_command(global)?, args).await,
         Command::Exec(args) => exec::exec(&Context::for_command(global)?, args).await,
+        Command::Attach(args) => execs::attach(&Context::new(global)?, args).await,
+        Command::Execs(args) => execs::execs(&Context::new(global)?, args).await,
+        Command::Kill(args) => execs::kill(&Context::new(global)?, args).await,
+        Command::Session(command) => session::session(&Context::new(global)?, command).await,
+        Command::PortForward(args) => port_forward::port_forward(&Context::new(global)?, args).await,
         Command::Shell(args) => shell::shell(&Context::new(global)?, args).await,
         Command::Cp(args) => cp::cp(&Context::new(global)?, args).await,
         Command::Ps(args) => ps::ps(&Context::new(global)?, args).await,

@@ -1,13 +1,14 @@
 //! `dsec run`: a sandbox for one command. Whatever happens, the sandbox is ended before we are.
 
 use clap::Args;
+use clap_complete::engine::ArgValueCandidates;
 use dsec_model::SandboxId;
 use dsec_proto::rest::ExecRequest;
 
-use super::Context;
 use super::create::SandboxOptions;
-use super::exec::{Ran, millis, run_in};
+use super::exec::{Ran, STREAMS, millis, run_in};
 use super::signals::Signals;
+use super::{Context, completion};
 use crate::failure::{Failure, Outcome};
 use crate::{parse, render};
 
@@ -25,18 +26,19 @@ Ctrl-C is passed to the command; a second one kills it and ends the sandbox.";
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
     /// Name of an imported image
+    #[arg(add = ArgValueCandidates::new(completion::image_names))]
     image: String,
     /// Pass standard input on
-    #[arg(long, short = 'i')]
+    #[arg(long, short = 'i', help_heading = STREAMS)]
     interactive: bool,
     /// Give the command a terminal
-    #[arg(long, short = 't')]
+    #[arg(long, short = 't', help_heading = STREAMS)]
     tty: bool,
     /// Leave the sandbox there; its id goes to standard error
     #[arg(long)]
     keep: bool,
-    /// Bytes kept of each output [default: the node's, 64 MiB]
-    #[arg(long, value_name = "SIZE", value_parser = parse::size)]
+    /// Bytes kept of each output; more is cut without a failure [default: 4 GiB; 64 MiB with --json]
+    #[arg(long, value_name = "SIZE", value_parser = parse::size, help_heading = STREAMS)]
     output_limit: Option<u64>,
     #[command(flatten)]
     sandbox: SandboxOptions,

@@ -10,6 +10,7 @@ use super::input::Input;
 use super::signals::Signals;
 use super::stream::{Ending, Followed, follow, send_signal};
 use super::{Context, completion};
+use crate::client::Offsets;
 use crate::failure::{EXIT_PIPE, Failure, Outcome};
 use crate::{parse, render, terminal};
 
@@ -52,7 +53,8 @@ pub(crate) async fn shell(context: &Context, args: ShellArgs) -> Outcome {
     let stays = args.session.is_some();
     let id = args.id.clone();
     let exec = start(context, args).await?;
-    let followed = Followed { client: &context.client, sandbox: &id, exec: &exec, stays };
+    let followed =
+        Followed { client: &context.client, sandbox: &id, exec: &exec, from: Offsets::default(), stays };
     let ending = follow(&followed, input, &mut signals).await?;
     match ending {
         Ending::Exited(exec) => {

@@ -73,7 +73,7 @@ pub(crate) async fn stop(context: &Context, args: StopArgs) -> Outcome {
         } else {
             format!("{id}: {}", failure.message)
         };
-        render::failure(&Failure { message, ..failure.clone() });
+        render::failure(&Failure { message, ..failure.clone() }, context.global.json);
     }
     Ok(u8::from(!failures.is_empty()))
 }

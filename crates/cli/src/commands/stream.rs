@@ -10,6 +10,7 @@ use dsec_proto::rest::{ApiError, AttachEvent, Exec};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
+use super::feed::Feed;
 use super::input::{Input, Typed};
 use super::output::{Output, Stream};
 use super::signals::{Asked, Signals};
@@ -50,6 +51,8 @@ pub(crate) struct Followed<'a> {
     pub(crate) sandbox: &'a SandboxId,
     /// The command.
     pub(crate) exec: &'a ExecId,
+    /// Where its output is taken up.
+    pub(crate) from: Offsets,
     /// It lives on when we end: a session that somebody comes back to. Else our signals are its.
     pub(crate) stays: bool,
 }
@@ -68,8 +71,8 @@ struct State {
     unwritten: Option<(Stream, Bytes)>,
     /// Input that waits until the server takes it.
     unsent: Option<Typed>,
-    /// Bytes went in over a connection that then broke: they may be lost.
-    sent_input: bool,
+    /// Plain input on its way, whatever becomes of a connection.
+    feed: Option<Feed>,
     asked: Option<Asked>,
     patience: Patience,
 }
@@ -101,16 +104,17 @@ impl Patience {
 /// The command cannot be reached (any more).
 pub(crate) async fn follow(
     followed: &Followed<'_>,
-    input: Input,
+    mut input: Input,
     signals: &mut Signals,
 ) -> Result<Ending, Failure> {
+    let plain = input.take_plain();
     let mut state = State {
-        offsets: Offsets::default(),
+        offsets: followed.from,
+        feed: plain.map(|typed| Feed::start(followed.client, followed.sandbox, followed.exec, typed)),
         input,
         output: Output::new(),
         unwritten: None,
         unsent: None,
-        sent_input: false,
         asked: None,
         patience: Patience::default(),
     };
@@ -129,10 +133,6 @@ pub(crate) async fn follow(
             Step::Lost(error) => {
                 if !error.passes() || !state.patience.lasts(made, Instant::now()) {
                     return Err(error.into());
-                }
-                if state.sent_input && !state.input.is_terminal() {
-                    return Err(Failure::from(error)
-                        .hint("input that was on its way may be lost, so this was not tried again"));
                 }
                 tokio::select! {
                     () = tokio::time::sleep(RECONNECT_PAUSE) => {}
@@ -199,7 +199,6 @@ async fn connected(
             },
             Ok(permit) = outgoing.reserve(), if state.unsent.is_some() => {
                 if let Some(typed) = state.unsent.take() {
-                    state.sent_input = true;
                     permit.send(Outgoing::Typed(typed));
                 }
             }
@@ -208,6 +207,7 @@ async fn connected(
                 Typed::Resized => resize(followed).await,
                 typed => state.unsent = Some(typed),
             },
+            error = feed_failed(&mut state.feed) => return input_lost(followed, error).await,
             _ = tick.tick() => {
                 silent = if reader.heard() || state.unwritten.is_some() { 0 } else { silent + 1 };
                 if silent >= SILENT_MAX {
@@ -220,6 +220,21 @@ async fn connected(
     };
     sender.abort();
     Ok(step)
+}
+
+async fn feed_failed(feed: &mut Option<Feed>) -> ClientError {
+    match feed {
+        Some(feed) => feed.failed().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// A command whose input is not whole must not go on as if it were.
+async fn input_lost(followed: &Followed<'_>, error: ClientError) -> Result<Step, Failure> {
+    send_signal(followed, "SIGKILL", true).await;
+    let cause = Failure::from(error);
+    Err(Failure { message: format!("input may be lost on its way: {}", cause.message), ..cause }
+        .hint("the command was killed; run it again"))
 }
 
 enum Outgoing {

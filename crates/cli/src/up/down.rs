@@ -159,7 +159,8 @@ async fn announce(state: &StateDir) {
         let text = std::fs::read_to_string(state.control_config()).ok()?;
         let listen: Listen = toml::from_str(&text).ok()?;
         let api_key = std::fs::read_to_string(state.root().join("root.key")).ok()?.trim().to_owned();
-        let target = Target { url: super::state::url_of(listen.listen), api_key: Some(api_key) };
+        let target =
+            Target { url: super::state::url_of(listen.listen), api_key: Some(api_key), ca_file: None };
         let client = Client::new(target, Some(COUNT_TIMEOUT)).ok()?;
         let query = ListQuery { states: crate::commands::ps::live_states(), ..ListQuery::default() };
         Some(client.sandboxes(&query).await.ok()?.len())

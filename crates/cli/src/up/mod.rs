@@ -177,7 +177,7 @@ async fn foreground(args: &UpArgs, state: StateDir, json: bool) -> Outcome {
     let supervisor = begin(args, state.clone(), Logs::Relay, &mut signals).await?;
     let shown = show(args, &state, std::process::id(), json).await;
     if let Err(failure) = &shown {
-        render::failure(failure);
+        render::failure(failure, json);
     }
     let ended = match shown {
         Ok(()) => supervisor.run(&mut signals).await,
@@ -218,7 +218,7 @@ fn other_state_dir(args: &UpArgs) -> String {
 }
 
 async fn answers(url: &str) -> Result<(), Failure> {
-    let client = Client::new(Target { url: url.to_owned(), api_key: None }, Some(ANSWER_LIMIT))?;
+    let client = Client::new(Target { url: url.to_owned(), ..Target::default() }, Some(ANSWER_LIMIT))?;
     let start = Instant::now();
     loop {
         match client.health().await {

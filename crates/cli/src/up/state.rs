@@ -239,8 +239,10 @@ impl StateDir {
 /// Writes the user's config file and answers its path. One that led elsewhere is kept beside it.
 pub(super) fn write_user_config(url: &str, key: &str) -> Result<PathBuf, Failure> {
     let path = config::path()?;
-    let new = ConfigFile { url: Some(url.to_owned()), api_key: Some(key.to_owned()) };
+    let new = ConfigFile { url: Some(url.to_owned()), api_key: Some(key.to_owned()), ca_file: None };
     let old = config::read(&path).unwrap_or_default();
+    let missing = path.ancestors().skip(1).take_while(|dir| !dir.as_os_str().is_empty() && !dir.exists());
+    let made: Vec<PathBuf> = missing.map(Path::to_owned).collect();
     if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
         // Directories above ours are the user's, made as the user's programs make them.
         std::fs::create_dir_all(dir)
@@ -257,6 +259,13 @@ pub(super) fn write_user_config(url: &str, key: &str) -> Result<PathBuf, Failure
         ));
     }
     write_private(&path, toml_text(&new)?.as_bytes())?;
+    if let Some((user, group)) = config::behind_sudo() {
+        for made in made.iter().chain([&path]) {
+            // The user's own file, which they shall read without us.
+            std::os::unix::fs::lchown(made, Some(user), Some(group))
+                .map_err(|error| Failure::io(format!("cannot give {} away", made.display()), &error))?;
+        }
+    }
     Ok(path)
 }
 

@@ -17,9 +17,9 @@ use axum::extract::{Path, Query, Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post, put};
 use serde_json::{Value, json};
-use tokio::sync::broadcast;
+use tokio::sync::{broadcast, mpsc};
 
 pub(crate) const KEY: &str = "dsec_test";
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -49,6 +49,10 @@ pub(crate) struct Facts {
     /// Body of the last import.
     pub(crate) imported: Vec<u8>,
     pub(crate) attached: u32,
+    /// Archives stop half way.
+    pub(crate) stalled: bool,
+    /// Archives that stopped.
+    pub(crate) stalls: u32,
     execs: HashMap<String, Exec>,
     by_key: HashMap<String, String>,
 }
@@ -57,6 +61,17 @@ pub(crate) struct Facts {
 struct Exec {
     argv: Vec<String>,
     signals: broadcast::Sender<String>,
+    /// `None` in it is the end of the input.
+    stdin: mpsc::UnboundedSender<Option<Vec<u8>>>,
+    typed: Arc<tokio::sync::Mutex<mpsc::UnboundedReceiver<Option<Vec<u8>>>>>,
+}
+
+impl Exec {
+    fn new(argv: &[String]) -> Self {
+        let (stdin, typed) = mpsc::unbounded_channel();
+        let typed = Arc::new(tokio::sync::Mutex::new(typed));
+        Self { argv: argv.to_vec(), signals: broadcast::channel(8).0, stdin, typed }
+    }
 }
 
 type World_ = State<Arc<World>>;
@@ -139,14 +154,18 @@ fn router(world: Arc<World>) -> Router {
         .route("/", get(sandbox_get))
         .route("/stop", post(stop))
         .route("/logs", get(logs))
-        .route("/execs", post(exec))
+        .route("/execs", post(exec).get(execs))
         .route("/execs/{eid}", get(exec_get))
         .route("/execs/{eid}/attach", get(attach))
         .route("/execs/{eid}/stdout", get(stdout))
+        .route("/execs/{eid}/stdin", put(stdin))
         .route("/execs/{eid}/signal", post(signal))
         .route("/execs/{eid}/resize", post(resize))
-        .route("/sessions", post(session))
-        .route("/files", get(file_get).put(file_put))
+        .route("/sessions", post(session).get(sessions))
+        .route("/sessions/{sid}", delete(session_delete))
+        .route("/ports/{port}/tcp", get(tcp))
+        .route("/files", get(file_get).put(file_put).delete(file_delete))
+        .route("/files/move", post(file_move))
         .route("/files/stat", get(stat))
         .route("/archive", get(archive_get).put(archive_put));
     let v1 = Router::new()
@@ -272,13 +291,15 @@ async fn exec(State(world): World_, body: String) -> Response {
     if let Some(line) = request["shell"].as_str() {
         argv = vec!["shell".into(), line.into()];
     }
-    if argv[0] == "missing" {
-        return refuse(400, "invalid_argument", "no program \"missing\" in PATH", "");
+    if let Some(reason) = ["not_found", "not_executable"].into_iter().find(|reason| *reason == argv[0]) {
+        let body = json!({ "code": "invalid_argument", "message": "no program \"missing\" in PATH",
+            "detail": { "reason": format!("program_{reason}") }, "hint": "" });
+        return (StatusCode::BAD_REQUEST, axum::Json(body)).into_response();
     }
     let id = world.change(|facts| {
         facts.seen.push(format!("EXEC {body}"));
         let id = format!("ex-{}", facts.execs.len());
-        facts.execs.insert(id.clone(), Exec { argv: argv.clone(), signals: broadcast::channel(8).0 });
+        facts.execs.insert(id.clone(), Exec::new(&argv));
         id
     });
     if request["wait"] == true {
@@ -299,6 +320,82 @@ async fn exec_get(State(world): World_, Path((_, eid)): Path<(String, String)>) 
     axum::Json(exited(&eid, code, "its output\n")).into_response()
 }
 
+async fn execs() -> Response {
+    axum::Json(json!({ "execs": [exited("ex-1", 3, "abc"), { "id": "ex-0", "state": "running",
+        "command": "sleep\n9", "started_ms": 1, "stdout_bytes": 0, "stderr_bytes": 0 }] }))
+    .into_response()
+}
+
+async fn stdin(
+    State(world): World_,
+    Path((_, eid)): Path<(String, String)>,
+    Query(query): Pairs,
+    body: Bytes,
+) -> Response {
+    let exec = find(&world, &eid);
+    if exec.argv[0] == "closed" {
+        return refuse(409, "conflict", "command has closed its standard input", "");
+    }
+    if exec.argv[0] == "deaf" {
+        // Its pipe is full for ever.
+        std::future::pending::<()>().await;
+    }
+    let _ = exec.stdin.send(Some(body.to_vec()));
+    if param(&query, "close") != "false" {
+        let _ = exec.stdin.send(None);
+    }
+    StatusCode::NO_CONTENT.into_response()
+}
+
+async fn sessions() -> Response {
+    axum::Json(
+        json!({ "sessions": [{ "id": "build", "pid": 5, "user": "root", "pending": 1, "created_ms": 1 }] }),
+    )
+    .into_response()
+}
+
+async fn session_delete(Path((_, sid)): Path<(String, String)>) -> Response {
+    match sid.as_str() {
+        "build" => StatusCode::NO_CONTENT.into_response(),
+        _ => refuse(404, "not_found", &format!("no session {sid}"), ""),
+    }
+}
+
+/// A server that answers with all it was sent, once it was sent all.
+async fn tcp(upgrade: WebSocketUpgrade) -> Response {
+    upgrade.on_upgrade(async move |mut socket| {
+        let mut all = Vec::new();
+        while let Some(Ok(Message::Binary(bytes))) = socket.recv().await {
+            if bytes.is_empty() {
+                break;
+            }
+            all.extend_from_slice(&bytes);
+        }
+        let _ = socket.send(Message::Binary(all.into())).await;
+        let _ = socket.send(Message::Close(None)).await;
+    })
+}
+
+async fn file_delete(State(world): World_, Query(query): Pairs) -> Response {
+    let path = param(&query, "path");
+    world.change(|facts| facts.seen.push(format!("REMOVE {path}")));
+    match world.change(|facts| facts.directories.remove(&path)) {
+        Some(_) => StatusCode::NO_CONTENT.into_response(),
+        None => refuse(404, "not_found", "not there", ""),
+    }
+}
+
+async fn file_move(State(world): World_, body: String) -> Response {
+    let request: Value = serde_json::from_str(&body).unwrap();
+    let (from, to) = (request["from"].as_str().unwrap(), request["to"].as_str().unwrap().to_owned());
+    world.change(|facts| {
+        facts.seen.push(format!("MOVE {from} {to}"));
+        let tree = facts.directories.remove(from).unwrap();
+        facts.directories.insert(to.clone(), tree);
+    });
+    axum::Json(info(&to, "directory", 0, "0755")).into_response()
+}
+
 async fn signal(State(world): World_, Path((_, eid)): Path<(String, String)>, body: String) -> Response {
     let name = serde_json::from_str::<Value>(&body).unwrap()["signal"].as_str().unwrap().to_owned();
     let exec = find(&world, &eid);
@@ -315,8 +412,7 @@ async fn resize(State(world): World_, body: String) -> StatusCode {
 async fn session(State(world): World_, body: String) -> Response {
     let request: Value = serde_json::from_str(&body).unwrap();
     world.change(|facts| {
-        let exec = Exec { argv: vec!["cat".into()], signals: broadcast::channel(8).0 };
-        facts.execs.insert("ex-pty".into(), exec);
+        facts.execs.insert("ex-pty".into(), Exec::new(&["cat".to_owned()]));
     });
     let session = json!({ "id": request["id"], "pid": 5, "user": "root", "pty_exec_id": "ex-pty",
         "pending": 0, "created_ms": 1 });
@@ -338,8 +434,17 @@ async fn attach(
     upgrade.on_upgrade(async move |mut socket| {
         let signals = exec.signals.subscribe();
         world.change(|facts| facts.attached += 1);
-        if let Some(code) = play(&world, &mut socket, &exec.argv, from, signals).await {
-            let event = json!({ "event": "exited", "exec": exited(&eid, code, "") });
+        if let Some(code) = play(&world, &mut socket, &exec, from, signals).await {
+            let mut record = exited(&eid, code, "");
+            match exec.argv[0].as_str() {
+                "cut" => record["stdout_truncated"] = true.into(),
+                "leaves" => {
+                    record["session_ended"] = true.into();
+                    record["session_id"] = "s1".into();
+                }
+                _ => {}
+            }
+            let event = json!({ "event": "exited", "exec": record });
             send(&mut socket, 3, event.to_string().as_bytes()).await;
             // Closed by the client, so that nothing that was sent is cut off.
             while let Some(Ok(_)) = socket.recv().await {}
@@ -357,11 +462,17 @@ async fn send(socket: &mut WebSocket, kind: u8, payload: &[u8]) {
 async fn play(
     world: &World,
     socket: &mut WebSocket,
-    argv: &[String],
+    exec: &Exec,
     from: u64,
     mut signals: broadcast::Receiver<String>,
 ) -> Option<i32> {
+    let argv = &exec.argv;
     match argv[0].as_str() {
+        "cut" | "leaves" => Some(0),
+        "deaf" | "closed" => {
+            send(socket, 1, b"never read\n").await;
+            Some(9)
+        }
         "exit" => Some(argv[1].parse().unwrap()),
         "both" => {
             send(socket, 1, b"one\n").await;
@@ -402,19 +513,30 @@ async fn play(
                 return Some(143);
             }
         },
-        "cat" | "shell" => loop {
-            match socket.recv().await?.ok()? {
-                Message::Binary(frame) if frame[0] == 0x10 => {
-                    world.change(|facts| facts.seen.push(format!("STDIN {}", text(&frame[1..]))));
-                    send(socket, 1, &frame[1..]).await;
-                    if frame[1..].contains(&4) {
-                        return Some(7);
+        "cat" | "shell" => {
+            let mut typed = exec.typed.lock().await;
+            loop {
+                let message = tokio::select! {
+                    message = socket.recv() => message?.ok()?,
+                    piped = typed.recv() => {
+                        let Some(bytes) = piped? else { return Some(0) };
+                        send(socket, 1, &bytes).await;
+                        continue;
                     }
+                };
+                match message {
+                    Message::Binary(frame) if frame[0] == 0x10 => {
+                        world.change(|facts| facts.seen.push(format!("STDIN {}", text(&frame[1..]))));
+                        send(socket, 1, &frame[1..]).await;
+                        if frame[1..].contains(&4) {
+                            return Some(7);
+                        }
+                    }
+                    Message::Binary(frame) if frame[0] == 0x11 => return Some(0),
+                    _ => {}
                 }
-                Message::Binary(frame) if frame[0] == 0x11 => return Some(0),
-                _ => {}
             }
-        },
+        }
         other => panic!("no such command in the fake: {other}"),
     }
 }
@@ -457,12 +579,30 @@ async fn file_put(State(world): World_, Query(query): Pairs, headers: HeaderMap,
     axum::Json(answer).into_response()
 }
 
-async fn archive_get(State(world): World_, Query(query): Pairs) -> Vec<u8> {
+async fn archive_get(State(world): World_, Query(query): Pairs) -> Response {
     let path = param(&query, "path");
-    world.change(|facts| facts.directories[path.trim_end_matches('/')].clone())
+    if world.change(|facts| facts.stalled) {
+        let mut tar = tar::Builder::new(Vec::new());
+        let mut header = tar::Header::new_gnu();
+        header.set_size(1000);
+        tar.append_data(&mut header, "whole", &[7; 1000][..]).unwrap();
+        let start = Ok::<_, std::io::Error>(Bytes::from(tar.into_inner().unwrap()).slice(..700));
+        world.change(|facts| facts.stalls += 1);
+        let never = futures_util::stream::pending();
+        return Body::from_stream(futures_util::StreamExt::chain(futures_util::stream::iter([start]), never))
+            .into_response();
+    }
+    world.change(|facts| facts.directories[path.trim_end_matches('/')].clone()).into_response()
 }
 
 async fn archive_put(State(world): World_, Query(query): Pairs, body: Bytes) -> Response {
+    if world.change(|facts| facts.stalled) {
+        world.change(|facts| {
+            facts.directories.insert(param(&query, "path"), body.to_vec());
+            facts.stalls += 1;
+        });
+        std::future::pending::<()>().await;
+    }
     let (mut files, mut bytes) = (0, 0);
     for entry in tar::Archive::new(&body[..]).entries().unwrap() {
         files += 1;
