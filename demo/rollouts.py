@@ -97,7 +97,10 @@ async def rollout(client: DSecClient, image: str, task: Task, repository: Path) 
         require(first.exit_code == 0, f"the first command failed: {first.stderr}")
 
         await sandbox.files.upload(str(repository), WORKSPACE)
-        pytest = f"cd {WORKSPACE} && PYTHONPATH={task.source_root} python3 -m pytest -q -p no:cacheprovider"
+        # Without bytecode: a file that is mended within the second in which it was broken, at the same length, would
+        # be taken for the broken one.
+        python = f"PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={task.source_root} python3"
+        pytest = f"cd {WORKSPACE} && {python} -m pytest -q -p no:cacheprovider"
         path = f"{WORKSPACE}/{task.file}"
         original = await sandbox.files.read_text(path)
         require(task.good in original, f"{task.file} does not hold what is to be broken")
