@@ -288,16 +288,22 @@ pub(crate) fn harden_self() {
 }
 
 fn nofile() -> (u64, u64) {
+    limits_of(libc::RLIMIT_NOFILE)
+}
+
+fn limits_of(resource: libc::__rlimit_resource_t) -> (u64, u64) {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the out-pointer is valid.
-    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    unsafe { libc::getrlimit(resource, &raw mut limit) };
     (limit.rlim_cur, limit.rlim_max)
 }
 
 /// `RLIMIT_NOFILE` (0: as it is; never above the hard limit, which only a capability of the host
-/// raises) and no core files.
+/// raises) and no core files: at a limit of 1, unlike 0, the kernel also starts no handler on the host where
+/// `kernel.core_pattern` is a pipe (core(5)). The filter keeps it there.
 pub(crate) fn limit_child(nofile_max: u64) -> Result<(), Errno> {
-    let core = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let (_, core_hard) = limits_of(libc::RLIMIT_CORE);
+    let core = libc::rlimit { rlim_cur: core_hard.min(1), rlim_max: core_hard.min(1) };
     // SAFETY: core lives through the call.
     check(unsafe { libc::setrlimit(libc::RLIMIT_CORE, &raw const core) }.into())?;
     let (soft, hard) = nofile();

@@ -8,16 +8,17 @@
 //! the child itself            mounts, masks, ids, no capabilities, exec ──► phases, or what failed
 //! ```
 
+mod ground;
 mod instance;
 mod launch;
 mod launcher;
 mod layers;
+mod memory;
 mod oom;
 mod probe;
 mod setup;
 mod shared;
 mod storage;
-mod templates;
 mod wire;
 
 use std::fs;
@@ -124,14 +125,19 @@ impl ContainerBackend {
         private_dir(&scratch)?;
         private_dir(&state.join("spool"))?;
         let sockets = private_dir(&state.join("run/agents"))?;
+        let layers = LayerMounts::open(&state)?;
+        let boot_id = procfs::boot_id().map_err(failed("read the boot id"))?;
         let (child, socket) =
             launcher::start(proof, program, &scratch).map_err(failed("start the launcher"))?;
-        let storage = Storage::open(&state)?;
+        // What outlives this process comes last, and goes again when the step after it fails. (The launcher ends when
+        // its socket does.)
         let tree = Tree::set_up(&tag_of(&state)).map_err(failed("set up cgroups"))?;
-        let boot_id = procfs::boot_id().map_err(failed("read the boot id"))?;
+        let storage = Storage::open(&state).inspect_err(|_| {
+            // Fails where containers of an earlier edge live: theirs stay.
+            let _containers_live = tree.remove();
+        })?;
         let shared =
             Shared { state, tree, storage, oom: OomLog::open(), sockets, launcher: Mutex::new(socket) };
-        let layers = LayerMounts::open(&shared.state)?;
         Ok(Self { shared: Arc::new(shared), launcher: child, layers, boot_id })
     }
 

@@ -108,6 +108,8 @@ pub trait Instance: Send + Sync + fmt::Debug {
     fn exec_pids(&self, number: u32) -> Vec<i32>;
     /// Its numbers.
     fn usage(&self) -> RawUsage;
+    /// Bytes that wait in its sockets and that the kernel counts in nobody's memory. Cheap while it has few sockets.
+    fn socket_bytes(&self) -> u64;
     /// Kills so far by the kernel because memory was full: cheap enough for every exec's end.
     fn oom_kills(&self) -> u64;
     /// Reports of those kills that were seen since the last call: process name, host pid, resident bytes.

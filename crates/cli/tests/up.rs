@@ -175,6 +175,7 @@ fn up_in_the_background_works_until_down_and_leaves_nothing() {
     let up = machine.up();
     assert!(up.status.success(), "{}", text(&up.stderr));
     assert!(text(&up.stdout).contains(&format!("dsec is up at http://{}", machine.listen)));
+    assert!(text(&up.stderr).contains("warning: process ids: 32768; raise it"), "{}", text(&up.stderr));
     let mode = |path: PathBuf| path.metadata().unwrap().permissions().mode() & 0o777;
     assert_eq!((mode(machine.path("config.toml")), mode(machine.path("state"))), (0o600, 0o700));
     let config = std::fs::read_to_string(machine.path("config.toml")).unwrap();

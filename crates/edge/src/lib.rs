@@ -35,3 +35,4 @@ pub mod remote;
 pub mod sandbox;
 pub mod server;
 pub mod shutdown;
+pub mod sockets;

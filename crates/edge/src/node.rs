@@ -18,7 +18,7 @@ use crate::images::Images;
 use crate::launch::Launch;
 use crate::registry::Registry;
 use crate::sandbox::Handle;
-use crate::{adopt, doctor, maintenance};
+use crate::{adopt, doctor, maintenance, sockets};
 
 /// MiB in bytes.
 const MIB: u64 = 1 << 20;
@@ -87,6 +87,7 @@ impl Node {
         }
         adopt::all(&node).await?;
         tokio::spawn(maintenance::run(Arc::downgrade(&node)));
+        tokio::spawn(sockets::run(Arc::downgrade(&node)));
         let probed = Arc::downgrade(&node);
         let backend = Arc::clone(&node.launch);
         tokio::task::spawn_blocking(move || {

@@ -57,6 +57,11 @@ pub enum EndReason {
     Idle,
     /// `max_lifetime` seconds passed.
     Lifetime,
+    /// Its sockets held more of the host's memory than its memory limit.
+    SocketMemory {
+        /// How much, and what the limit is.
+        message: String,
+    },
     /// The node's platform is going down.
     NodeDown,
     /// A phase of the launch failed.

@@ -248,6 +248,8 @@ impl Group {
         if let (Some(whole), Some(agent)) = (&self.whole, &self.agent) {
             make(whole)?;
             write(&whole.join("cgroup.subtree_control"), "+memory +cpu +pids")?;
+            // A weight counts among siblings: those of `whole` are the other sandboxes.
+            write(&whole.join("cpu.weight"), &limits.cpu_weight.to_string())?;
             make(agent)?;
         }
         make(&self.memory)?;
@@ -258,7 +260,6 @@ impl Group {
             write(&swap, "0")?;
         }
         write(&self.cpu.join("cpu.max"), &format!("{} 100000", limits.cpu_millis * 100))?;
-        write(&self.cpu.join("cpu.weight"), &limits.cpu_weight.to_string())?;
         write(&self.pids.join("pids.max"), &limits.pids.to_string())
     }
 

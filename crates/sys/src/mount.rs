@@ -39,6 +39,8 @@ impl Attr {
             .union(MountAttrFlags::MOUNT_ATTR_NOEXEC)
             .union(MountAttrFlags::MOUNT_ATTR_RDONLY),
     );
+    /// Nothing but reading of data.
+    pub const READ_ONLY_DATA: Self = Self(Self::DATA_ONLY.0.union(MountAttrFlags::MOUNT_ATTR_RDONLY));
     /// No writes.
     pub const READ_ONLY: Self = Self(MountAttrFlags::MOUNT_ATTR_RDONLY);
 }
@@ -116,8 +118,9 @@ fn setattr(mount: BorrowedFd<'_>, recursive: bool, attr: &MountAttr) -> io::Resu
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Maps the ids of a detached mount through a user namespace's map and adds `attr` to it. Files
-/// keep the ids they have on disk; through this mount they appear as the namespace's host ids.
+/// Maps the ids of a detached mount through a user namespace's map; it forbids what `attr` says and nothing else of
+/// [`Attr::DATA_ONLY`], whatever the mount it was cloned from did. Files keep the ids they have on disk; through this
+/// mount they appear as the namespace's host ids.
 ///
 /// # Errors
 /// `EINVAL`: the file system cannot be id-mapped, or the mount is attached.
@@ -125,7 +128,7 @@ pub fn id_map(mount: BorrowedFd<'_>, userns: BorrowedFd<'_>, attr: Attr) -> io::
     const MOUNT_ATTR_IDMAP: u64 = 0x0010_0000;
     let attr = MountAttr {
         set: u64::from(attr.0.bits()) | MOUNT_ATTR_IDMAP,
-        clear: 0,
+        clear: u64::from(Attr::DATA_ONLY.0.difference(attr.0).bits()),
         propagation: 0,
         userns_fd: userns.as_raw_fd() as u64,
     };
@@ -137,11 +140,21 @@ pub fn id_map(mount: BorrowedFd<'_>, userns: BorrowedFd<'_>, attr: Attr) -> io::
 /// # Errors
 /// The kernel's.
 pub fn restrict(mount: BorrowedFd<'_>, attr: Attr) -> io::Result<()> {
-    setattr(
-        mount,
-        false,
-        &MountAttr { set: u64::from(attr.0.bits()), clear: 0, propagation: 0, userns_fd: 0 },
-    )
+    replace_attr(mount, attr, Attr::NONE)
+}
+
+/// Adds `set` to a mount and takes `clear` away from it.
+///
+/// # Errors
+/// `EPERM`: a less privileged namespace took the mount over, which locks what it forbids.
+pub fn replace_attr(mount: BorrowedFd<'_>, set: Attr, clear: Attr) -> io::Result<()> {
+    let attr = MountAttr {
+        set: u64::from(set.0.bits()),
+        clear: u64::from(clear.0.bits()),
+        propagation: 0,
+        userns_fd: 0,
+    };
+    setattr(mount, false, &attr)
 }
 
 /// Makes the whole tree below `/` private to this mount namespace: nothing propagates in or out.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use dsec_model::Limits;
 use dsec_sys::cgroup::Group;
 use dsec_sys::idmap::IdRange;
-use dsec_sys::process;
+use dsec_sys::{process, procfs};
 use rustix::fs::{Dir, FileType, Mode, OFlags, open, openat};
 
 use super::shared::Shared;
@@ -176,6 +176,10 @@ impl Instance for Container {
             pids: self.group.pids(),
             oom_kills: self.group.oom_kills(),
         }
+    }
+
+    fn socket_bytes(&self) -> u64 {
+        procfs::socket_bytes(self.anchor.pid)
     }
 
     fn oom_kills(&self) -> u64 {

@@ -14,8 +14,8 @@ use dsec_sys::idmap::{IdRange, RANGES, UserNamespaces, user_namespaces};
 use dsec_sys::process::{self, Child, Namespaces, SingleThread};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::ground::enter_bare_namespace;
 use super::setup::{self, LaunchFds};
-use super::templates::{Templates, enter_bare_namespace};
 use super::wire::{FromLaunch, Launch, MESSAGE_MAX, ToLauncher};
 
 /// Sets of namespaces kept ready. One costs about 1 ms to make and a sandbox takes one; the pool covers a
@@ -65,7 +65,6 @@ impl Ranges {
 struct Launcher {
     proof: SingleThread,
     program: OwnedFd,
-    templates: Templates,
     ranges: Ranges,
     pool: VecDeque<Ready>,
     own_net: OwnedFd,
@@ -113,7 +112,6 @@ impl Launcher {
         Ok(Self {
             proof,
             program,
-            templates: Templates::make()?,
             ranges: Ranges { next: 0, free: VecDeque::new(), reserved: Vec::new() },
             pool: VecDeque::with_capacity(POOL),
             own_net,
@@ -185,7 +183,7 @@ impl Launcher {
             Ok(ready) => {
                 let at_hand = started.elapsed();
                 let forked = self.proof.fork(Namespaces::PID, fds.cgroup.as_ref().map(AsFd::as_fd), || {
-                    setup::run(launch, &fds, &ready, &self.templates, self.program.as_fd())
+                    setup::run(launch, &fds, &ready, self.program.as_fd())
                 });
                 match forked {
                     Ok(child) => {

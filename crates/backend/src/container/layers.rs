@@ -104,7 +104,7 @@ fn mount(layer: &Layer, place: &Path) -> io::Result<OwnedFd> {
         let devices = layer.devices.iter().map(|path| text(path)).collect::<io::Result<Vec<_>>>()?;
         let mut settings = vec![FsSetting::Text("source", &source)];
         settings.extend(devices.iter().map(|device| FsSetting::Text("device", device)));
-        let mount = new_mount("erofs", &settings, Attr::READ_ONLY)?;
+        let mount = new_mount("erofs", &settings, Attr::READ_ONLY_DATA)?;
         attach(mount.as_fd(), CWD, &text(place)?)?;
     }
     Ok(open(place, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)

@@ -105,6 +105,27 @@ pub(super) fn all() -> Vec<Probe> {
             readable("/proc/sys/kernel/seccomp/actions_avail"),
         ),
         probe(
+            "process ids",
+            "more of them than all sandboxes together may use",
+            false,
+            "sysctl -w kernel.pid_max=4194304, and a line for it in /etc/sysctl.d",
+            sysctl("kernel/pid_max").and_then(|text| process_ids(&text)),
+        ),
+        probe(
+            "core dumps",
+            "a crash in a sandbox runs nothing on the host",
+            false,
+            "set kernel.core_pattern to a plain file name, such as `core`",
+            sysctl("kernel/core_pattern").and_then(|pattern| core_dumps(&pattern, core_limit())),
+        ),
+        probe(
+            "socket buffers",
+            "what a sandbox may let wait in one socket, which counts in nobody's memory",
+            false,
+            "leave net.core.rmem_max and wmem_max at 212992 where no program of the host needs more",
+            sysctl("net/core/rmem_max").and_then(|text| buffers(&text)),
+        ),
+        probe(
             "kernel log",
             "the name of a process that was killed for memory",
             false,
@@ -112,6 +133,54 @@ pub(super) fn all() -> Vec<Probe> {
             readable("/dev/kmsg"),
         ),
     ]
+}
+
+fn sysctl(name: &str) -> io::Result<String> {
+    Ok(fs::read_to_string(format!("/proc/sys/{name}"))?.trim().to_owned())
+}
+
+/// Most that `kernel.pid_max` can be on a 64-bit host.
+const PID_MAX: u64 = 4_194_304;
+
+fn number(text: &str) -> io::Result<u64> {
+    text.parse().map_err(|_| io::Error::other(format!("{text:?} is no number")))
+}
+
+fn process_ids(pid_max: &str) -> io::Result<String> {
+    let found = number(pid_max)?;
+    if found >= PID_MAX {
+        return Ok(format!("kernel.pid_max is {found}"));
+    }
+    let sandboxes = found / dsec_model::Limits::default().pids;
+    Err(io::Error::other(format!(
+        "kernel.pid_max is {found}: {sandboxes} sandboxes at their usual limit leave nothing to fork with"
+    )))
+}
+
+fn core_limit() -> Option<u64> {
+    rustix::process::getrlimit(rustix::process::Resource::Core).maximum
+}
+
+/// The kernel starts a piped handler unless the limit of core files is exactly 1 (core(5)), which commands in a sandbox
+/// have and cannot change. `most` is what this process may give them. A socket (`@`, Linux 6.16) heeds no limit.
+fn core_dumps(pattern: &str, most: Option<u64>) -> io::Result<String> {
+    let said = format!("kernel.core_pattern is `{pattern}`");
+    match pattern.chars().next() {
+        Some('@') => Err(io::Error::other(format!("{said}: crashes in sandboxes reach that socket too"))),
+        Some('|') if most == Some(0) => {
+            Err(io::Error::other(format!("{said}, and the limit of core files here is 0, at which it runs")))
+        }
+        Some('|') => Ok(format!("{said}; the limit of core files in a sandbox, 1, keeps it from running")),
+        _ => Ok(said),
+    }
+}
+
+/// What the kernel sets where nobody asks for more.
+const BUFFER_USUAL: u64 = 212_992;
+
+fn buffers(rmem_max: &str) -> io::Result<String> {
+    let (found, said) = (number(rmem_max)?, format!("net.core.rmem_max is {rmem_max}"));
+    if found > BUFFER_USUAL { Err(io::Error::other(said)) } else { Ok(said) }
 }
 
 fn root() -> io::Result<String> {
@@ -210,4 +279,21 @@ fn file_system(name: &str) -> io::Result<String> {
 
 fn readable(path: &str) -> io::Result<String> {
     fs::OpenOptions::new().read(true).open(path).map(|_| format!("{path} opens"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_that_sandboxes_can_use_against_the_host_are_named() {
+        assert!(process_ids("4194304").is_ok());
+        assert!(process_ids("32768").unwrap_err().to_string().contains("32 sandboxes"));
+        assert!(core_dumps("core", Some(0)).is_ok());
+        assert!(core_dumps("|/usr/lib/handler %p", None).is_ok());
+        assert!(core_dumps("|/usr/lib/handler %p", Some(0)).is_err());
+        assert!(core_dumps("@/run/cores", None).is_err());
+        assert!(buffers("212992").is_ok());
+        assert!(buffers("4194304").is_err());
+    }
 }

@@ -16,27 +16,45 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use super::ground::place;
 use super::launcher::Ready;
-use super::templates::{Clones, Templates, place};
+use super::memory::Memory;
 use super::wire::{FIXED_FDS, FromLaunch, Launch};
 
-/// Files of the host's kernel that tell about the host, each covered by `/dev/null`. Writing is not the
-/// matter here: the host owns `/proc`, and root in the container is nobody to it.
+/// Files of the host's kernel that tell about the host or who else is on it, each covered by `/dev/null`. Writing is not
+/// the matter here: the host owns `/proc`, and root in the container is nobody to it. What programs cannot do
+/// without stays: `cpuinfo`, `loadavg`, `meminfo`, `stat`, `uptime`, `version`.
 const MASKED_FILES: &[&str] = &[
-    "kcore",
-    "keys",
-    "key-users",
-    "timer_list",
-    "sched_debug",
-    "latency_stats",
-    "config.gz",
+    "buddyinfo",
+    "cgroups",
     "cmdline",
+    "config.gz",
+    "diskstats",
+    "interrupts",
+    "iomem",
+    "ioports",
     "kallsyms",
+    "kcore",
+    "key-users",
+    "keys",
+    "latency_stats",
+    "locks",
+    "mdstat",
+    "modules",
+    "mtrr",
+    "partitions",
+    "sched_debug",
+    "schedstat",
+    "softirqs",
+    "swaps",
+    "timer_list",
+    "vmstat",
+    "zoneinfo",
 ];
+/// Directories of that kind, each covered by an empty one.
+const MASKED_DIRS: &[&str] = &["acpi", "asound", "bus", "driver", "fs", "irq", "pressure", "scsi"];
 /// Terminals of one container: the kernel has 4,096 for all.
 const TERMINALS_MAX: &str = "256";
-/// Directories of that kind, each covered by an empty one.
-const MASKED_DIRS: &[&str] = &["acpi", "asound", "scsi", "pressure", "bus", "irq", "fs"];
 
 /// The descriptors of one launch.
 #[derive(Debug)]
@@ -105,15 +123,9 @@ impl Phases {
 }
 
 /// Runs all phases and executes the agent. Returns the exit code when one of them failed.
-pub(super) fn run(
-    launch: &Launch,
-    fds: &LaunchFds,
-    ready: &Ready,
-    templates: &Templates,
-    program: BorrowedFd<'_>,
-) -> i32 {
+pub(super) fn run(launch: &Launch, fds: &LaunchFds, ready: &Ready, program: BorrowedFd<'_>) -> i32 {
     let mut phases = Phases { since: Instant::now(), done: Vec::new() };
-    let (what, error) = match build(&mut phases, launch, fds, ready, templates) {
+    let (what, error) = match build(&mut phases, launch, fds, ready) {
         Err(failure) => failure,
         Ok(()) => match become_agent(&mut phases, fds, ready) {
             Err(failure) => failure,
@@ -130,13 +142,7 @@ pub(super) fn run(
     127
 }
 
-fn build(
-    phases: &mut Phases,
-    launch: &Launch,
-    fds: &LaunchFds,
-    ready: &Ready,
-    templates: &Templates,
-) -> Result<(), Failure> {
+fn build(phases: &mut Phases, launch: &Launch, fds: &LaunchFds, ready: &Ready) -> Result<(), Failure> {
     let users = ready.users.inner.as_fd();
     let base = ready.range.base();
     phases.run("network", || process::enter(ready.net.as_fd()))?;
@@ -144,24 +150,25 @@ fn build(
         fds.layers.iter().try_for_each(|layer| id_map(layer.as_fd(), users, Attr::READ_ONLY))?;
         id_map(fds.writable.as_fd(), users, Attr::NODEV)
     })?;
-    let clones = phases.run("clones", || templates.clones(MASKED_FILES.len(), MASKED_DIRS.len()))?;
     phases.run("namespaces", || process::unshare(Namespaces::MOUNT_IPC_UTS_CGROUP))?;
     let root = phases.run("overlay", || overlay(&fds.layers, fds.writable.as_fd(), base))?;
-    let memory = phases.run("tmpfs", || tmpfs(launch.tmpfs_bytes, base))?;
+    let memory = phases.run("tmpfs", || Memory::make(launch.tmpfs_bytes, base))?;
     phases.run("root", || {
         attach(root.as_fd(), CWD, "/")?;
         rustix::process::fchdir(&root)?;
         rustix::process::chroot(".")?;
         Ok(())
     })?;
-    phases.run("mounts", || {
+    let proc = phases.run("mounts", || {
         process::set_fs_ids(base, base);
-        let made = mounts(&root, &clones.dev, &memory, users, base)
-            .and_then(|()| name_files(&root, &memory, &launch.hostname, base));
+        let made = mounts(&root, &memory, base).and_then(|proc| {
+            name_files(&root, &memory.root, &launch.hostname, base)?;
+            Ok(proc)
+        });
         process::set_fs_ids(0, 0);
         made
     })?;
-    phases.run("masks", || masks(&clones))?;
+    phases.run("masks", || masks(&proc, &memory))?;
     phases.run("names", || {
         process::set_hostname(&launch.hostname)?;
         process::leave_session_keyring();
@@ -169,8 +176,8 @@ fn build(
     })
 }
 
-/// The container's root: the read-only layers, each over the one before it, and its writable layer above all. Made with the file-system ids of the
-/// container's root, so that what overlayfs itself creates in the writable layer belongs to it
+/// The container's root: the read-only layers, each over the one before it, and its writable layer above all. Made with
+/// the file-system ids of the container's root, so that what overlayfs itself creates in the writable layer belongs to it
 /// (else it answers EOVERFLOW and silently becomes read-only). `volatile`: never synced; a container does not
 /// outlive a crash of its host, and without it the end of one would sync the whole file system. The layers are named by
 /// paths, which every kernel since 6.7 takes (descriptors need 6.13, and detached layers 6.15).
@@ -195,58 +202,39 @@ fn overlay(layers: &[OwnedFd], writable: BorrowedFd<'_>, base: u32) -> io::Resul
     mounted
 }
 
-/// One file system in memory for `/tmp`, `/dev/shm` and the name files, attached so that it can be cloned.
-fn tmpfs(bytes: u64, base: u32) -> io::Result<OwnedFd> {
-    let (size, files) = (bytes.to_string(), (bytes / 4096).max(1024).to_string());
-    let settings = [
-        FsSetting::Text("size", &size),
-        FsSetting::Text("nr_inodes", &files),
-        FsSetting::Text("mode", "0755"),
-    ];
-    let memory = new_mount("tmpfs", &settings, Attr::NOSUID_NODEV)?;
-    attach(memory.as_fd(), CWD, place::MEMORY)?;
-    process::set_fs_ids(base, base);
-    let made = ["shm", "tmp"].into_iter().try_for_each(|name| {
-        mkdirat(&memory, name, Mode::from_raw_mode(0o1777))?;
-        rustix::fs::chmodat(&memory, name, Mode::from_raw_mode(0o1777), AtFlags::empty())
-    });
-    process::set_fs_ids(0, 0);
-    made?;
-    Ok(memory)
-}
-
 /// Opens a path of the container as the container would see it: links never lead out of its root.
 fn inside(root: &OwnedFd, path: &str) -> rustix::io::Result<OwnedFd> {
     openat2(root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::IN_ROOT)
 }
 
-/// The directory `name` of the root, made when the image has none.
+/// The directory `name` of the root, made when the image has none. A link is refused and not followed: what is mounted on
+/// must be what everyone inside finds under that name.
 fn directory(root: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
-    let found = match inside(root, name) {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let found = match openat(root, name, flags, Mode::empty()) {
         Err(Errno::NOENT) => {
             mkdirat(root, name, Mode::from_raw_mode(0o755))?;
-            inside(root, name)?
+            openat(root, name, flags, Mode::empty())?
         }
         other => other?,
     };
-    if FileType::from_raw_mode(fstat(&found)?.st_mode) == FileType::Directory {
-        Ok(found)
-    } else {
-        Err(io::Error::other(format!("/{name} of the image is not a directory")))
+    match FileType::from_raw_mode(fstat(&found)?.st_mode) {
+        FileType::Directory => Ok(found),
+        kind => {
+            let what = if kind == FileType::Symlink { "a symbolic link" } else { "no directory" };
+            Err(io::Error::other(format!(
+                "/{name} of the image is {what}; make it a directory, or leave it out"
+            )))
+        }
     }
 }
 
-fn mounts(
-    root: &OwnedFd,
-    dev: &OwnedFd,
-    memory: &OwnedFd,
-    users: BorrowedFd<'_>,
-    base: u32,
-) -> io::Result<()> {
+/// Mounts what every container has. Returns its `/proc`.
+fn mounts(root: &OwnedFd, memory: &Memory, base: u32) -> io::Result<OwnedFd> {
     let proc = new_mount("proc", &[FsSetting::Text("hidepid", "ptraceable")], Attr::DATA_ONLY)?;
     attach(proc.as_fd(), directory(root, "proc")?.as_fd(), "")?;
 
-    id_map(dev.as_fd(), users, Attr::DEVICES)?;
+    let dev = &memory.dev;
     attach(dev.as_fd(), directory(root, "dev")?.as_fd(), "")?;
     // Group 5 is `tty` in every distribution.
     let tty = (base + 5).to_string();
@@ -259,14 +247,18 @@ fn mounts(
     let pts = new_mount("devpts", &terminals, Attr::NONE)?;
     attach(pts.as_fd(), dev.as_fd(), "pts")?;
 
-    attach(clone_mount(memory.as_fd(), "shm", false)?.as_fd(), dev.as_fd(), "shm")?;
-    attach(clone_mount(memory.as_fd(), "tmp", false)?.as_fd(), directory(root, "tmp")?.as_fd(), "")
+    let memory = memory.root.as_fd();
+    attach(clone_mount(memory, "shm", false)?.as_fd(), dev.as_fd(), "shm")?;
+    attach(clone_mount(memory, "tmp", false)?.as_fd(), directory(root, "tmp")?.as_fd(), "")?;
+    Ok(proc)
 }
 
 /// `/etc/hosts`, `/etc/hostname` and `/etc/resolv.conf`: the container's own, over whatever the image has, and not
-/// part of the writable layer. An image without `/etc` goes without.
+/// part of the writable layer. An image whose `/etc` is a file or a link to nowhere goes without.
 fn name_files(root: &OwnedFd, memory: &OwnedFd, hostname: &str, base: u32) -> io::Result<()> {
-    let Ok(etc) = directory(root, "etc") else { return Ok(()) };
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let etc = openat2(root, "etc", flags, Mode::empty(), ResolveFlags::IN_ROOT);
+    let Ok(etc) = etc.or_else(|_| directory(root, "etc")) else { return Ok(()) };
     let hosts =
         format!("127.0.0.1\tlocalhost {hostname}\n::1\tlocalhost ip6-localhost ip6-loopback {hostname}\n");
     let files = [
@@ -297,15 +289,23 @@ fn name_files(root: &OwnedFd, memory: &OwnedFd, hostname: &str, base: u32) -> io
     Ok(())
 }
 
-fn masks(clones: &Clones) -> io::Result<()> {
-    let names = MASKED_FILES.iter().zip(&clones.nulls).chain(MASKED_DIRS.iter().zip(&clones.empties));
-    for (name, cover) in names {
-        match openat(CWD, format!("/proc/{name}"), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+/// Covers names of `/proc`, found through its own descriptor: whatever the image made of the path does not matter.
+fn masks(proc: &OwnedFd, memory: &Memory) -> io::Result<()> {
+    let (files, dirs) =
+        (MASKED_FILES.iter().map(|name| (name, true)), MASKED_DIRS.iter().map(|name| (name, false)));
+    for (name, is_file) in files.chain(dirs) {
+        let within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        let place = match openat2(proc, *name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), within) {
             // This kernel was built without it.
-            Err(Errno::NOENT) => {}
-            Err(error) => return Err(error.into()),
-            Ok(place) => attach(cover.as_fd(), place.as_fd(), "")?,
-        }
+            Err(Errno::NOENT) => continue,
+            other => other?,
+        };
+        let cover = if is_file {
+            clone_mount(memory.dev.as_fd(), "null", false)?
+        } else {
+            clone_mount(memory.empty.as_fd(), "", false)?
+        };
+        attach(cover.as_fd(), place.as_fd(), "")?;
     }
     Ok(())
 }

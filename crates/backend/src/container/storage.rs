@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use dsec_sys::mount::{Attr, FsSetting, attach, clone_mount, new_mount, unmount};
+use dsec_sys::mount::{Attr, FsSetting, attach, clone_mount, new_mount, restrict, unmount};
 use dsec_sys::{btrfs, loopdev};
 use rustix::fs::{CWD, Mode, OFlags, fstatfs, mkdirat, open, openat};
 
@@ -48,12 +48,23 @@ impl Storage {
     pub(super) fn open(state: &Path) -> Result<Self, BackendError> {
         let mount_point = state.join("rw");
         fs::create_dir_all(&mount_point).map_err(failed(format!("make {}", mount_point.display())))?;
-        if !is_btrfs(&mount_point) {
-            mount_file_system(state, &mount_point)?;
+        if is_btrfs(&mount_point) {
+            return Self::use_mount(mount_point);
         }
+        mount_file_system(state, &mount_point)?;
+        Self::use_mount(mount_point.clone()).inspect_err(|_| {
+            // The first error is the one to report.
+            let _ = remove_mount(state, &mount_point);
+        })
+    }
+
+    fn use_mount(mount_point: PathBuf) -> Result<Self, BackendError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = open(&mount_point, flags, Mode::empty())
             .map_err(|e| failed(format!("open {}", mount_point.display()))(e.into()))?;
+        // What sandboxes wrote is data to the host. Their own mounts of it are clones that let programs run.
+        restrict(root.as_fd(), Attr::DATA_ONLY)
+            .map_err(failed(format!("restrict the mount at {}", mount_point.display())))?;
         btrfs::enable_simple_quotas(root.as_fd())
             .map_err(failed("turn on simple quotas of btrfs (Linux 6.7 or newer)"))?;
         let quotas = btrfs::quota_directory(root.as_fd()).map_err(failed("find btrfs quotas in /sys"))?;
@@ -128,14 +139,19 @@ impl Storage {
     /// Unmounts it and removes its file: nothing in it outlives its containers.
     pub(super) fn close(self, state: &Path) -> Result<(), BackendError> {
         drop(self.root);
-        let path = std::ffi::CString::new(self.mount_point.as_os_str().as_encoded_bytes())
-            .map_err(|e| failed("unmount")(io::Error::other(e)))?;
-        unmount(&path, false).map_err(failed(format!("unmount {}", self.mount_point.display())))?;
-        for result in [fs::remove_dir(&self.mount_point), fs::remove_file(file_of(state))] {
-            result.map_err(failed("remove the file of the writable layers"))?;
-        }
-        Ok(())
+        remove_mount(state, &self.mount_point)
     }
+}
+
+/// Unmounts the file system and removes its file.
+fn remove_mount(state: &Path, mount_point: &Path) -> Result<(), BackendError> {
+    let path = std::ffi::CString::new(mount_point.as_os_str().as_encoded_bytes())
+        .map_err(|e| failed("unmount")(io::Error::other(e)))?;
+    unmount(&path, false).map_err(failed(format!("unmount {}", mount_point.display())))?;
+    for result in [fs::remove_dir(mount_point), fs::remove_file(file_of(state))] {
+        result.map_err(failed("remove the file of the writable layers"))?;
+    }
+    Ok(())
 }
 
 fn file_of(state: &Path) -> PathBuf {
@@ -173,7 +189,7 @@ fn mount_file_system(state: &Path, mount_point: &Path) -> Result<(), BackendErro
         FsSetting::Flag("nobarrier"),
         FsSetting::Text("discard", "async"),
     ];
-    let mount = new_mount("btrfs", &settings, Attr::NONE)
+    let mount = new_mount("btrfs", &settings, Attr::DATA_ONLY)
         .map_err(failed(format!("mount the btrfs file system of {}", path.display())))?;
     let place = mount_point.to_str().ok_or_else(|| {
         failed("mount the writable layers")(io::Error::other("the state directory's path is not UTF-8"))

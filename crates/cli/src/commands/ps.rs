@@ -129,6 +129,7 @@ pub(crate) fn reason(sandbox: &Sandbox) -> String {
         Some(EndReason::Asked) => "asked".to_owned(),
         Some(EndReason::Idle) => "idle".to_owned(),
         Some(EndReason::Lifetime) => "lifetime over".to_owned(),
+        Some(EndReason::SocketMemory { message }) => format!("socket memory: {message}"),
         Some(EndReason::NodeDown) => "the platform went down".to_owned(),
         Some(EndReason::LaunchFailed { message }) => format!("launch failed: {message}"),
         Some(EndReason::AgentLost { message }) => format!("agent lost: {message}"),

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use dsec_model::NodeId;
+use dsec_proto::rest::{Feature, FeatureState};
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncReadExt;
 
@@ -39,6 +40,8 @@ const DEFAULT_STATE_DIR: &str = "/var/lib/dsec";
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// Time between two tries of it.
 const ANSWER_PAUSE: Duration = Duration::from_millis(50);
+/// Longest wait for what the node says of its host.
+const FEATURES_LIMIT: Duration = Duration::from_secs(3);
 
 pub(crate) const UP_EXAMPLES: &str = "\
 Examples:
@@ -194,7 +197,9 @@ async fn foreground(args: &UpArgs, state: StateDir, json: bool) -> Outcome {
 async fn show(args: &UpArgs, state: &StateDir, pid: u32, json: bool) -> Result<(), Failure> {
     let url = state::url_of(args.listen);
     answers(&url).await?;
-    let config = state::write_user_config(&url, &state.root_key()?)?;
+    let key = state.root_key()?;
+    let config = state::write_user_config(&url, &key)?;
+    warn(&url, key).await;
     let (dir, config) = (state.root().display(), config.display());
     if json {
         return render::json_line(&serde_json::json!({
@@ -208,6 +213,25 @@ async fn show(args: &UpArgs, state: &StateDir, pid: u32, json: bool) -> Result<(
     };
     render::line(&format!("dsec is up at {url} (state in {dir})\nthe key for it is in {config}\n{stop}"))?;
     render::line("next: dsec image import NAME SOURCE, then dsec run NAME -- CMD")
+}
+
+/// Names what the node found to be less than it should be. The platform runs all the same, so nothing here fails it.
+async fn warn(url: &str, api_key: String) {
+    let target = Target { url: url.to_owned(), api_key: Some(api_key), ca_file: None };
+    let Ok(client) = Client::new(target, Some(ANSWER_LIMIT)) else { return };
+    let start = Instant::now();
+    // The node tries its features after it has begun to serve.
+    let features = loop {
+        let nodes = client.nodes().await.unwrap_or_default();
+        let features: Vec<Feature> = nodes.into_iter().flat_map(|node| node.features).collect();
+        if !features.is_empty() || start.elapsed() > FEATURES_LIMIT {
+            break features;
+        }
+        tokio::time::sleep(ANSWER_PAUSE).await;
+    };
+    for feature in features.iter().filter(|feature| feature.state == FeatureState::Degraded) {
+        render::note(&format!("warning: {}: {}; {}", feature.name, feature.found, feature.remedy));
+    }
 }
 
 fn other_state_dir(args: &UpArgs) -> String {

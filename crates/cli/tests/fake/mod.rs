@@ -649,6 +649,7 @@ async fn nodes() -> Response {
         "capacity": { "memory_mib": 24000, "cpu_millis": 2000, "disk_mib": 80000 },
         "usage": { "creating": 0, "running": 2, "stopping": 0, "memory_promised_mib": 1024,
             "memory_available_mib": 20000, "disk_free_mib": 70000 },
-        "backends": ["container"], "features": [] });
+        "backends": ["container"],
+        "features": [{ "name": "process ids", "purpose": "enough for all", "state": "degraded", "found": "32768", "remedy": "raise it" }] });
     axum::Json(json!({ "nodes": [node] })).into_response()
 }

@@ -343,6 +343,21 @@ async fn idle_and_old_sandboxes_end_by_themselves_and_used_ones_do_not() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_with_more_in_its_sockets_than_its_memory_limit_is_ended() {
+    let world = World::new();
+    let edge = world.ready().await;
+    let made = edge.client.create_with(json!({ "memory_limit_mb": 64 })).await;
+    let larger = edge.client.create_with(json!({ "memory_limit_mb": 256 })).await;
+    world.host.socket_bytes.store(65 << 20, std::sync::atomic::Ordering::SeqCst);
+    let path = format!("/v1/sandboxes/{}?wait_state=stopped", made["id"].as_str().unwrap());
+    let record = edge.client.get(&path).await.expect(200);
+    assert_eq!(record["reason"]["code"], "socket_memory");
+    assert_eq!(record["reason"]["message"], "65 MiB waited in its sockets; its memory limit is 64 MiB");
+    let path = format!("/v1/sandboxes/{}", larger["id"].as_str().unwrap());
+    assert_eq!(edge.client.get(&path).await.expect(200)["state"], "running");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn waiting_for_a_state_has_a_limit() {
     let world = World::new();
     let edge = world.ready().await;

@@ -27,7 +27,7 @@ def _bytes_of(data: Json, name: str) -> bytes:
 class EndReason:
     """Why a sandbox ended or is ending."""
 
-    #: `asked`, `idle`, `lifetime`, `node_down`, `launch_failed`, `agent_lost`, `rebooted`.
+    #: `asked`, `idle`, `lifetime`, `socket_memory`, `node_down`, `launch_failed`, `agent_lost`, `rebooted`.
     code: str
     message: str = ""
 

@@ -57,6 +57,7 @@ pub struct Host {
     pub cleaned: Mutex<Vec<String>>,
     pub down: AtomicBool,
     pub over_file_limit: AtomicBool,
+    pub socket_bytes: AtomicU64,
 }
 
 impl Host {
@@ -185,6 +186,10 @@ impl Instance for FakeInstance {
             disk_bytes: self.guest.disk.fetch_add(1, Ordering::SeqCst),
             ..RawUsage::default()
         }
+    }
+
+    fn socket_bytes(&self) -> u64 {
+        self.host.socket_bytes.load(Ordering::SeqCst)
     }
 
     fn oom_kills(&self) -> u64 {
