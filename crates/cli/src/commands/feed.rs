@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use dsec_model::{ErrorKind, ExecId, SandboxId};
+use dsec_proto::rest::ExecState;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -19,6 +20,8 @@ const PIECE_MAX: usize = 256 << 10;
 const RETRY_FOR: Duration = Duration::from_secs(30);
 /// Pause before that.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
+/// How long a command whose input broke is given to be over.
+const END_WAIT: Duration = Duration::from_secs(2);
 
 /// Feeds from a task of its own: a command that takes no input must not keep us from its output.
 pub(super) struct Feed {
@@ -78,6 +81,11 @@ async fn feed(
                     // An end alone may arrive twice; bytes may not.
                     let harmless = matches!(error, ClientError::Unreachable { .. }) || piece.is_empty();
                     let since = *broken_since.get_or_insert_with(Instant::now);
+                    // The answer that a command has ended may be lost with a connection whose bytes nobody read.
+                    let look = client.exec_wait(sandbox, exec, END_WAIT, 0).await;
+                    if look.is_ok_and(|record| record.state == ExecState::Exited) {
+                        return Ok(());
+                    }
                     if !harmless || !error.passes() || since.elapsed() > RETRY_FOR {
                         return Err(error);
                     }
