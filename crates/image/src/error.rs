@@ -158,6 +158,27 @@ pub enum EntryProblem {
         /// The file being written.
         path: PathBuf,
     },
+    /// A file or directory of the host cannot be read.
+    #[error("it cannot be read; look at its disk and permissions")]
+    Unreadable(#[source] io::Error),
+    /// Something changed while it was read.
+    #[error("it changed while it was read; stop what writes to the directory, or give a snapshot of it")]
+    Changed,
+    /// An attribute of overlayfs that layers do not have.
+    #[error(
+        "it has the attribute `{name}`, which says that its content is elsewhere; mount the overlay without metacopy"
+    )]
+    OverlayAttribute {
+        /// The attribute.
+        name: String,
+    },
+    /// The store did not take a pack.
+    #[error("a pack of the layer's content cannot be stored; look at the store")]
+    Pack {
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// More than EROFS can address.
     #[error("with it the image would be larger than 16 TiB; split it")]
     ImageTooLarge,
@@ -352,7 +373,7 @@ impl EntryProblem {
             | Self::TooMuchMetadata { .. }
             | Self::ImageTooLarge => ErrorKind::TooLarge,
             Self::DiskFull { .. } => ErrorKind::ResourceExhausted,
-            Self::Write { .. } => ErrorKind::Internal,
+            Self::Write { .. } | Self::Pack { .. } => ErrorKind::Internal,
             _ => ErrorKind::InvalidArgument,
         }
     }

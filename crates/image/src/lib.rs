@@ -12,16 +12,17 @@
 //! Everything here is synchronous and runs on the caller's thread (decompression on one more);
 //! async callers use a blocking thread.
 //!
-//! The seam for lazy, layered images is [`erofs`]: a layer is a [`erofs::Tree`] whose
-//! [`erofs::FileData`] says where content lies; one that points into a data device instead of
-//! this file's data area changes nothing in the intake.
+//! [`build`] makes layers instead: metadata without content, and content in blobs that are fetched
+//! when they are read. It shares the intake.
 
+pub mod build;
 pub mod erofs;
 mod error;
 mod intake;
 pub mod layer;
 mod limits;
 mod name;
+mod overlay;
 mod record;
 mod store;
 

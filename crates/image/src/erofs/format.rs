@@ -17,10 +17,21 @@ pub(crate) const XATTR_HEADER_SIZE: usize = 12;
 /// `EROFS_NULL_ADDR`: a chunk that is a hole.
 pub(crate) const NULL_ADDR: u32 = u32::MAX;
 
-const MAGIC: u32 = 0xE0F5_E1E2;
-const COMPAT_SB_CHKSUM: u32 = 0x1;
-const COMPAT_MTIME: u32 = 0x2;
-const INCOMPAT_CHUNKED_FILE: u32 = 0x4;
+/// Bytes of `struct erofs_super_block`.
+const SUPER_SIZE: usize = 128;
+/// `sizeof(struct erofs_deviceslot)`, which is also the unit of `devt_slotoff`.
+pub(crate) const DEVICE_SLOT: usize = 128;
+/// The first device slot: right behind the superblock.
+pub(crate) const DEVICE_TABLE: usize = SUPER_OFFSET + SUPER_SIZE;
+/// `EROFS_CHUNK_FORMAT_INDEXES`: chunk maps have entries of eight bytes, with a device in each.
+pub(crate) const CHUNK_INDEXES: u32 = 0x20;
+/// `EROFS_CHUNK_FORMAT_BLKBITS_MASK`.
+pub(crate) const CHUNK_BITS_MASK: u32 = 0x1f;
+
+pub(crate) const MAGIC: u32 = 0xE0F5_E1E2;
+pub(crate) const COMPAT: u32 = 0x1 | 0x2; // SB_CHKSUM, MTIME
+pub(crate) const INCOMPAT_CHUNKED_FILE: u32 = 0x4;
+pub(crate) const INCOMPAT_DEVICE_TABLE: u32 = 0x8;
 
 /// `EROFS_INODE_*`: where an inode's data lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +54,26 @@ pub(crate) enum FileType {
 }
 
 impl FileType {
+    /// The type with this number.
+    pub(crate) fn from_number(number: u8) -> Option<Self> {
+        [
+            Self::Regular,
+            Self::Directory,
+            Self::CharDevice,
+            Self::BlockDevice,
+            Self::Fifo,
+            Self::Socket,
+            Self::Symlink,
+        ]
+        .into_iter()
+        .find(|kind| *kind as u8 == number)
+    }
+
+    /// The type with these `S_IFMT` bits.
+    pub(crate) fn from_mode(mode: u16) -> Option<Self> {
+        (1..=7).filter_map(Self::from_number).find(|kind| kind.mode_bits() == mode & 0o170_000)
+    }
+
     /// The `S_IFMT` bits of `i_mode`.
     pub(crate) fn mode_bits(self) -> u16 {
         match self {
@@ -58,23 +89,46 @@ impl FileType {
 }
 
 /// The fields of the superblock that differ between images.
-pub(crate) struct Superblock {
+pub(crate) struct Superblock<'a> {
     pub(crate) root_nid: u16,
     pub(crate) inodes: u64,
     pub(crate) blocks: u32,
     pub(crate) meta_block: u32,
     pub(crate) uuid: [u8; 16],
     pub(crate) chunked: bool,
+    pub(crate) devices: &'a [DeviceSlot],
 }
 
-impl Superblock {
-    /// Block 0 of the image, with its checksum.
-    pub(crate) fn encode(&self) -> [u8; BLOCK] {
-        let mut block = [0u8; BLOCK];
-        let incompat = if self.chunked { INCOMPAT_CHUNKED_FILE } else { 0 };
-        let sb = &mut block[SUPER_OFFSET..];
+/// The fields of `struct erofs_deviceslot` that are used. The unified address is 0: inodes name the device.
+#[derive(Clone)]
+pub(crate) struct DeviceSlot {
+    /// A text of 64 characters, which the kernel does not read.
+    pub(crate) tag: [u8; 64],
+    pub(crate) blocks: u32,
+}
+
+/// Blocks that superblock and device table take.
+pub(crate) fn head_blocks(devices: usize) -> u64 {
+    (DEVICE_TABLE + devices * DEVICE_SLOT).div_ceil(BLOCK) as u64
+}
+
+impl Superblock<'_> {
+    /// The first blocks of the image: superblock, with its checksum, and device table.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut head = vec![0u8; head_blocks(self.devices.len()) as usize * BLOCK];
+        for (slot, device) in head[DEVICE_TABLE..].chunks_exact_mut(DEVICE_SLOT).zip(self.devices) {
+            put(slot, 0, &device.tag);
+            put(slot, 64, &device.blocks.to_le_bytes());
+        }
+        let mut incompat = if self.chunked { INCOMPAT_CHUNKED_FILE } else { 0 };
+        let sb = &mut head[SUPER_OFFSET..BLOCK];
+        if !self.devices.is_empty() {
+            incompat |= INCOMPAT_DEVICE_TABLE;
+            put(sb, 86, &(self.devices.len() as u16).to_le_bytes());
+            put(sb, 88, &((DEVICE_TABLE / DEVICE_SLOT) as u16).to_le_bytes());
+        }
         put(sb, 0, &MAGIC.to_le_bytes());
-        put(sb, 8, &(COMPAT_SB_CHKSUM | COMPAT_MTIME).to_le_bytes());
+        put(sb, 8, &COMPAT.to_le_bytes());
         sb[12] = BLOCK_BITS;
         put(sb, 14, &self.root_nid.to_le_bytes());
         put(sb, 16, &self.inodes.to_le_bytes());
@@ -82,14 +136,21 @@ impl Superblock {
         put(sb, 40, &self.meta_block.to_le_bytes());
         put(sb, 48, &self.uuid);
         put(sb, 80, &incompat.to_le_bytes());
-        // The checksum covers the rest of the block, with its own field as zero.
-        let checksum = crc32c(sb);
-        put(sb, 4, &checksum.to_le_bytes());
-        block
+        let checksum = superblock_checksum(&head);
+        put(&mut head[SUPER_OFFSET..], 4, &checksum.to_le_bytes());
+        head
     }
 }
 
+/// The checksum of a superblock: of the rest of block 0, with its own field as zero.
+pub(crate) fn superblock_checksum(image: &[u8]) -> u32 {
+    let mut rest = image[SUPER_OFFSET..BLOCK].to_vec();
+    rest[4..8].fill(0);
+    crc32c(&rest)
+}
+
 /// `struct erofs_inode_extended`.
+#[derive(Debug)]
 pub(crate) struct InodeRecord {
     pub(crate) layout: DataLayout,
     pub(crate) xattr_count: u16,
@@ -123,6 +184,41 @@ impl InodeRecord {
         put(&mut raw, 44, &self.nlink.to_le_bytes());
         raw
     }
+}
+
+impl InodeRecord {
+    /// Reads one; none if its form or layout is not one that [`Self::encode`] makes.
+    pub(crate) fn decode(raw: &[u8; INODE_SIZE as usize]) -> Option<Self> {
+        let u16_at = |at: usize| u16::from_le_bytes([raw[at], raw[at + 1]]);
+        let u32_at = |at: usize| u32::from_le_bytes([raw[at], raw[at + 1], raw[at + 2], raw[at + 3]]);
+        let u64_at = |at: usize| u64::from(u32_at(at)) | (u64::from(u32_at(at + 4)) << 32);
+        let layout = match u16_at(0) {
+            1 => DataLayout::FlatPlain,
+            5 => DataLayout::FlatInline,
+            9 => DataLayout::ChunkBased,
+            _ => return None,
+        };
+        let record = Self {
+            layout,
+            xattr_count: u16_at(2),
+            mode: u16_at(4),
+            size: u64_at(8),
+            union: u32_at(16),
+            ino: u32_at(20),
+            uid: u32_at(24),
+            gid: u32_at(28),
+            mtime_secs: u64_at(32) as i64,
+            mtime_nanos: u32_at(40),
+            nlink: u32_at(44),
+        };
+        // What is reserved must be zero: a later form may give it a meaning.
+        (record.encode() == *raw).then_some(record)
+    }
+}
+
+/// Major and minor number of [`encode_device`].
+pub(crate) fn decode_device(number: u32) -> (u32, u32) {
+    ((number >> 8) & 0xfff, (number & 0xff) | ((number >> 12) & !0xff))
 }
 
 /// The 32-bit form of a device number in `i_u` (`new_encode_dev` in `linux/kdev_t.h`): 12 bits of
@@ -210,6 +306,9 @@ mod tests {
         assert_eq!(encode_device(1, 3), 0x103);
         assert_eq!(encode_device(0xfff, 0xf_ffff), u32::MAX);
         assert_eq!(encode_device(8, 0x1_23), (0x1 << 20) | (8 << 8) | 0x23);
+        for (major, minor) in [(0, 0), (1, 3), (0xfff, 0xf_ffff), (8, 0x123), (259, 70_000)] {
+            assert_eq!(decode_device(encode_device(major, minor)), (major, minor));
+        }
     }
 
     proptest! {

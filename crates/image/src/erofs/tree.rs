@@ -38,7 +38,7 @@ pub struct Attributes {
 }
 
 /// What an inode is.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Content {
     /// A directory, its entries in byte order of their names, without `.` and `..`.
     Directory(BTreeMap<Box<[u8]>, Dirent>),
@@ -86,7 +86,7 @@ pub struct Dirent {
 }
 
 /// One inode.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Inode {
     /// Its attributes.
     pub attributes: Attributes,
@@ -97,7 +97,7 @@ pub struct Inode {
 }
 
 /// A directory tree. Whatever is done to it, every inode but the root has at least one name.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Tree {
     inodes: Vec<Option<Inode>>,
 }
@@ -113,6 +113,11 @@ impl Tree {
     pub fn new() -> Self {
         let attributes = Attributes { mode: 0o755, ..Attributes::default() };
         Self { inodes: vec![Some(Inode { attributes, content: Content::directory(), names: 1 })] }
+    }
+
+    /// A tree of inodes with their ids as positions; the first is the root. The number beside each is not used.
+    pub(crate) fn from_inodes<T>(inodes: Vec<(Inode, T)>) -> Self {
+        Self { inodes: inodes.into_iter().map(|(inode, _)| Some(inode)).collect() }
     }
 
     /// The root directory.

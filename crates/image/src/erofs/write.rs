@@ -1,5 +1,6 @@
-//! From a tree and a data area to a whole image: first every inode gets its place, then
-//! directory blocks, inodes and superblock are written in that order.
+//! From a tree to an image: first every inode gets its place, then directory blocks, inodes and
+//! superblock are written in that order. With the content in the same image ([`finish`]) or in
+//! blobs ([`super::LayerTree::encode`]).
 
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
@@ -8,12 +9,17 @@ use std::os::unix::fs::FileExt;
 use sha2::{Digest, Sha256};
 
 use super::BLOCK_SIZE;
-use super::data::{DataArea, FileData};
+use super::data::{ChunkMap, DataArea, FileData};
 use super::format::{
-    BLOCK_BITS, DataLayout, FileType, INODE_SIZE, InodeRecord, NULL_ADDR, SLOT, Superblock, encode_device,
-    pack_directory, packed_directory_size,
+    BLOCK_BITS, CHUNK_INDEXES, DataLayout, FileType, INODE_SIZE, InodeRecord, NULL_ADDR, SLOT, Superblock,
+    encode_device, pack_directory, packed_directory_size,
 };
+use super::sparse::CHUNK_BITS_MAX;
 use super::tree::{Content, Inode, InodeId, Tree};
+
+mod metadata;
+
+pub use metadata::EncodeError;
 
 /// The root inode's place in the metadata area. Not 0: programs take inode number 0 for a deleted
 /// entry. `root_nid` has 16 bits, which is why the root comes first.
@@ -51,13 +57,14 @@ pub enum WriteError {
 /// [`WriteError`]; the file is then not an image.
 pub fn finish(tree: &Tree, data: DataArea) -> Result<(File, ImageSummary), WriteError> {
     let (file, data_end) = data.into_file().map_err(WriteError::Write)?;
-    let plan = Plan::new(tree, data_end >> BLOCK_BITS).ok_or(WriteError::TooLarge)?;
+    let plan = Plan::new(tree, data_end >> BLOCK_BITS, None).ok_or(WriteError::TooLarge)?;
     let blocks = plan.meta_block + plan.meta_size.div_ceil(BLOCK_SIZE);
     let blocks = u32::try_from(blocks).map_err(|_| WriteError::TooLarge)?;
-    let mut out = Writer::new(file, data_end).map_err(WriteError::Write)?;
+    let mut out = Writer::at_end(file, data_end).map_err(WriteError::Write)?;
     plan.write_outside(tree, &mut out).map_err(WriteError::Write)?;
     plan.write_inodes(tree, &mut out).map_err(WriteError::Write)?;
-    let (file, uuid) = out.finish().map_err(WriteError::Write)?;
+    let (out, uuid) = out.finish();
+    let file = out.into_inner().map_err(|e| WriteError::Write(e.into_error()))?;
     let superblock = Superblock {
         root_nid: (ROOT_OFFSET / SLOT) as u16,
         inodes: plan.order.len() as u64,
@@ -65,6 +72,7 @@ pub fn finish(tree: &Tree, data: DataArea) -> Result<(File, ImageSummary), Write
         meta_block: plan.meta_block as u32,
         uuid,
         chunked: plan.chunked,
+        devices: &[],
     };
     file.write_all_at(&superblock.encode(), 0).map_err(WriteError::Write)?;
     let size_bytes = u64::from(blocks) << BLOCK_BITS;
@@ -91,16 +99,19 @@ struct Plan {
     meta_block: u64,
     meta_size: u64,
     chunked: bool,
+    /// Set when content lies in blobs: for each device number of the tree that of the image.
+    devices: Option<Vec<u16>>,
 }
 
 impl Plan {
-    fn new(tree: &Tree, first_block: u64) -> Option<Self> {
+    fn new(tree: &Tree, first_block: u64, devices: Option<Vec<u16>>) -> Option<Self> {
         let mut plan = Self {
             order: vec![(tree.root(), tree.root())],
             places: vec![Place::default(); tree.id_bound()],
             meta_block: first_block,
             meta_size: ROOT_OFFSET,
             chunked: false,
+            devices,
         };
         let mut at = 0;
         while let Some((id, _)) = plan.order.get(at).copied() {
@@ -146,9 +157,9 @@ impl Plan {
                 place.size = target.len() as u64;
                 body = self.place_tail(&mut place, head)?;
             }
-            Content::File(FileData { chunks: Some(chunks), .. }) => {
-                self.chunked = true;
-                body = chunks.offsets.len() as u64 * 4;
+            Content::File(data) => {
+                body = self.map_size(data, head);
+                self.chunked |= body > 0;
             }
             _ => {}
         }
@@ -162,6 +173,17 @@ impl Plan {
         place.offset = offset;
         self.meta_size = offset + head + body;
         Some(place)
+    }
+
+    /// Bytes of a file's chunk map, and before it.
+    fn map_size(&self, data: &FileData, head: u64) -> u64 {
+        match (&self.devices, &data.chunks) {
+            (None, None) => 0,
+            (None, Some(chunks)) => chunks.offsets.len() as u64 * 4,
+            (Some(_), _) if data.size == 0 => 0,
+            (Some(_), None) => head.next_multiple_of(8) - head + data.size.div_ceil(one_chunk(data).1) * 8,
+            (Some(_), Some(chunks)) => head.next_multiple_of(8) - head + chunks.offsets.len() as u64 * 8,
+        }
     }
 
     /// Decides whether the last part of a directory or symlink sits behind its inode, and gives
@@ -179,7 +201,7 @@ impl Plan {
     }
 
     /// Directory blocks and long symlink targets.
-    fn write_outside(&self, tree: &Tree, out: &mut Writer) -> io::Result<()> {
+    fn write_outside<W: Write>(&self, tree: &Tree, out: &mut Writer<W>) -> io::Result<()> {
         for (id, parent) in &self.order {
             let Some(inode) = tree.get(*id) else { continue };
             let place = &self.places[id.0 as usize];
@@ -214,7 +236,7 @@ impl Plan {
         }
     }
 
-    fn write_inodes(&self, tree: &Tree, out: &mut Writer) -> io::Result<()> {
+    fn write_inodes<W: Write>(&self, tree: &Tree, out: &mut Writer<W>) -> io::Result<()> {
         let base = self.meta_block << BLOCK_BITS;
         let mut tail = Vec::new();
         for (number, (id, parent)) in self.order.iter().enumerate() {
@@ -228,7 +250,7 @@ impl Plan {
             }
             match &inode.content {
                 Content::File(data) => {
-                    encode_chunks(data, &mut tail);
+                    self.encode_chunks(data, &mut tail);
                     out.fingerprint(data.checksum);
                 }
                 _ if place.inline => {
@@ -246,9 +268,14 @@ impl Plan {
         let plain = if place.inline { DataLayout::FlatInline } else { DataLayout::FlatPlain };
         let (layout, size, union) = match &inode.content {
             Content::Directory(_) | Content::Symlink(_) => (plain, place.size, place.block),
-            Content::File(data) => match &data.chunks {
-                Some(chunks) => (DataLayout::ChunkBased, data.size, u32::from(chunks.bits)),
-                None => (plain, data.size, data.start),
+            Content::File(data) => match (&self.devices, &data.chunks) {
+                (Some(_), _) if data.size == 0 => (plain, 0, 0),
+                (None, Some(chunks)) => (DataLayout::ChunkBased, data.size, u32::from(chunks.bits)),
+                (None, None) => (plain, data.size, data.start),
+                (Some(_), chunks) => {
+                    let bits = chunks.as_ref().map_or_else(|| one_chunk(data).0, |chunks| chunks.bits);
+                    (DataLayout::ChunkBased, data.size, u32::from(bits) | CHUNK_INDEXES)
+                }
             },
             Content::CharDevice(major, minor) | Content::BlockDevice(major, minor) => {
                 (plain, 0, encode_device(*major, *minor))
@@ -275,17 +302,49 @@ impl Plan {
         }
     }
 
+    fn encode_chunks(&self, data: &FileData, out: &mut Vec<u8>) {
+        let Some(devices) = &self.devices else {
+            let Some(chunks) = &data.chunks else { return };
+            for offset in &chunks.offsets {
+                let block = if *offset == NULL_ADDR { NULL_ADDR } else { data.start + offset };
+                out.extend_from_slice(&block.to_le_bytes());
+            }
+            return;
+        };
+        if data.size == 0 {
+            return;
+        }
+        // The inode is aligned to 32, so this aligns the map to 8 where it will be.
+        out.resize(out.len().next_multiple_of(8), 0);
+        let device = devices[usize::from(data.device)];
+        let whole;
+        let chunks = match &data.chunks {
+            Some(chunks) => chunks,
+            None => {
+                let (bits, bytes) = one_chunk(data);
+                let offsets = (0..data.size.div_ceil(bytes)).map(|at| (at << bits) as u32).collect();
+                whole = ChunkMap { bits, offsets };
+                &whole
+            }
+        };
+        for offset in &chunks.offsets {
+            // Two bytes for the high bits of an address, which 16 TiB a blob do without.
+            let (device, block) =
+                if *offset == NULL_ADDR { (0, NULL_ADDR) } else { (device, data.start + offset) };
+            out.extend_from_slice(&(u64::from(device) << 16 | u64::from(block) << 32).to_le_bytes());
+        }
+    }
+
     fn nid(&self, id: InodeId) -> u64 {
         self.places[id.0 as usize].offset / SLOT
     }
 }
 
-fn encode_chunks(data: &FileData, out: &mut Vec<u8>) {
-    let Some(chunks) = &data.chunks else { return };
-    for offset in &chunks.offsets {
-        let block = if *offset == NULL_ADDR { NULL_ADDR } else { data.start + offset };
-        out.extend_from_slice(&block.to_le_bytes());
-    }
+/// How content without holes is one chunk, or as few as can be: log2 of the blocks in it, and its bytes.
+fn one_chunk(data: &FileData) -> (u8, u64) {
+    let bits =
+        data.size.div_ceil(BLOCK_SIZE).next_power_of_two().trailing_zeros().min(u32::from(CHUNK_BITS_MAX));
+    (bits as u8, BLOCK_SIZE << bits)
 }
 
 fn xattr_size(inode: &Inode) -> u64 {
@@ -308,18 +367,20 @@ fn with_dots<'a>(names: impl Iterator<Item = &'a [u8]>) -> impl Iterator<Item = 
 }
 
 /// Buffered writing that knows where it is and draws the UUID from what passes.
-struct Writer {
-    out: BufWriter<File>,
+struct Writer<W> {
+    out: W,
     position: u64,
     hash: Sha256,
 }
 
-impl Writer {
-    fn new(mut file: File, position: u64) -> io::Result<Self> {
+impl Writer<BufWriter<File>> {
+    fn at_end(mut file: File, position: u64) -> io::Result<Self> {
         file.seek(SeekFrom::Start(position))?;
         Ok(Self { out: BufWriter::with_capacity(1 << 20, file), position, hash: Sha256::new() })
     }
+}
 
+impl<W: Write> Writer<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.out.write_all(bytes)?;
         self.hash.update(bytes);
@@ -340,15 +401,14 @@ impl Writer {
         self.hash.update(checksum.to_le_bytes());
     }
 
-    fn finish(self) -> io::Result<(File, [u8; 16])> {
-        let file = self.out.into_inner().map_err(io::IntoInnerError::into_error)?;
+    fn finish(self) -> (W, [u8; 16]) {
         let digest = self.hash.finalize();
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&digest[..16]);
         // Version 8 of RFC 9562: the bits are the maker's own.
         uuid[6] = (uuid[6] & 0x0f) | 0x80;
         uuid[8] = (uuid[8] & 0x3f) | 0x80;
-        Ok((file, uuid))
+        (self.out, uuid)
     }
 }
 
@@ -369,7 +429,7 @@ mod tests {
             for name in names.iter().filter(|name| !name.contains('/')) {
                 tree.insert(root, name.as_bytes(), 0, Attributes::default(), Content::Fifo);
             }
-            let plan = Plan::new(&tree, 1).unwrap();
+            let plan = Plan::new(&tree, 1, None).unwrap();
             let inode = tree.get(root).unwrap();
             let packed = plan.outside_bytes(&tree, root, root, inode);
             prop_assert_eq!(plan.places[0].size, packed.len() as u64);
@@ -385,7 +445,7 @@ mod tests {
                 let name = format!("{number:0200}");
                 tree.insert(root, name.as_bytes(), 0, Attributes::default(), Content::Fifo);
             }
-            assert_eq!(Plan::new(&tree, 1).unwrap().places[0].offset, ROOT_OFFSET);
+            assert_eq!(Plan::new(&tree, 1, None).unwrap().places[0].offset, ROOT_OFFSET);
         }
     }
 }

@@ -38,6 +38,12 @@ struct Xattr {
 }
 
 impl Xattr {
+    fn full_name(&self) -> Vec<u8> {
+        let prefix =
+            PREFIXES.iter().find(|(_, index)| *index == self.index).map_or(b"".as_slice(), |(p, _)| p);
+        [prefix, &self.name].concat()
+    }
+
     fn encoded_size(&self) -> usize {
         (4 + self.name.len() + self.value.len()).next_multiple_of(4)
     }
@@ -74,6 +80,23 @@ impl Xattrs {
         Ok(())
     }
 
+    /// The value of `name`, if it is set.
+    pub fn get(&self, name: &[u8]) -> Option<&[u8]> {
+        let (index, rest) = split(name)?;
+        let found = self.0.iter().find(|xattr| xattr.index == index && xattr.name.as_ref() == rest)?;
+        Some(&found.value)
+    }
+
+    /// Removes all whose full name `doomed` says yes to.
+    pub fn remove_if(&mut self, mut doomed: impl FnMut(&[u8]) -> bool) {
+        self.0.retain(|xattr| !doomed(&xattr.full_name()));
+    }
+
+    /// Full names and values, sorted as they are stored.
+    pub fn iter(&self) -> impl Iterator<Item = (Vec<u8>, &[u8])> {
+        self.0.iter().map(|xattr| (xattr.full_name(), xattr.value.as_ref()))
+    }
+
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -93,6 +116,34 @@ impl Xattrs {
             0 => 0,
             size => (1 + (size - XATTR_HEADER_SIZE) / 4) as u16,
         }
+    }
+
+    /// Reads what [`Self::encode`] makes; none of anything else.
+    pub(crate) fn decode(raw: &[u8]) -> Option<Self> {
+        let mut rest = raw.strip_prefix(&[0; XATTR_HEADER_SIZE])?;
+        let mut all: Vec<Xattr> = Vec::new();
+        while let Some(([name_len, index, value_low, value_high], body)) = rest.split_first_chunk::<4>() {
+            let (name_len, value_len) =
+                (usize::from(*name_len), usize::from(u16::from_le_bytes([*value_low, *value_high])));
+            let padded = (4 + name_len + value_len).next_multiple_of(4) - 4;
+            let (body, after) = body.split_at_checked(padded)?;
+            let (name, value) = (&body[..name_len], &body[name_len..name_len + value_len]);
+            let xattr = Xattr { index: *index, name: name.into(), value: value.into() };
+            let known = PREFIXES.iter().any(|(_, known)| known == index);
+            let in_order = all.last().is_none_or(|last| (last.index, &last.name) < (*index, &xattr.name));
+            let padding_is_zero = body[name_len + value_len..].iter().all(|byte| *byte == 0);
+            if !known
+                || !in_order
+                || !padding_is_zero
+                || matches!(index, 2 | 3) != name.is_empty()
+                || name.contains(&0)
+            {
+                return None;
+            }
+            all.push(xattr);
+            rest = after;
+        }
+        (rest.is_empty() && !all.is_empty()).then_some(Self(all))
     }
 
     /// Header and entries, as they follow the inode.

@@ -10,9 +10,10 @@ use std::path::Path;
 
 use crate::ImportLimits;
 use crate::erofs::{
-    AppendError, Attributes, Content, DataArea, Dirent, InodeId, Segment, Tree, XattrError, Xattrs,
+    AppendError, Attributes, Content, ContentStore, Dirent, InodeId, Segment, Tree, XattrError, Xattrs,
 };
 use crate::error::{EntryProblem, printable};
+use crate::overlay;
 
 use super::stream::{Budget, Stream};
 use super::tar::{Entry, Kind, TarError, TarReader, read_problem};
@@ -33,7 +34,7 @@ const OPAQUE: &[u8] = b".wh..wh..opq";
 /// Builds up one image from its layers.
 pub(crate) struct Applier<'a> {
     pub(crate) tree: Tree,
-    pub(crate) data: DataArea,
+    pub(crate) data: &'a mut dyn ContentStore,
     /// The file behind `data`, for errors.
     pub(crate) data_path: &'a Path,
     pub(crate) limits: ImportLimits,
@@ -43,8 +44,19 @@ pub(crate) struct Applier<'a> {
     pub(crate) files: u64,
     pub(crate) metadata_bytes: u64,
     pub(crate) layer: u32,
-    /// Whether `.wh.` names are whiteouts: in layers, not in a plain root file system.
-    pub(crate) whiteouts: bool,
+    pub(crate) whiteouts: Whiteouts,
+}
+
+/// What `.wh.` names are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Whiteouts {
+    /// Names like any other: in a plain root file system.
+    None,
+    /// They hide what layers before have.
+    Apply,
+    /// They are kept, in overlayfs's form: the tree is one layer, and what is below it not known. Parents that the
+    /// archive does not have, and hard links to what it does not have, are marked for the merge; see [`overlay`].
+    Keep,
 }
 
 impl Applier<'_> {
@@ -68,7 +80,7 @@ impl Applier<'_> {
         let Some((name, parents)) = path.split_last() else {
             return self.root(entry);
         };
-        if self.whiteouts && name.starts_with(WHITEOUT) {
+        if self.whiteouts != Whiteouts::None && name.starts_with(WHITEOUT) {
             return self.whiteout(name, parents);
         }
         let attributes = attributes(&entry)?;
@@ -114,6 +126,7 @@ impl Applier<'_> {
             AppendError::Write(e) => EntryProblem::write(self.data_path, e),
             AppendError::TooLarge => EntryProblem::ImageTooLarge,
             AppendError::NoRoom { .. } => EntryProblem::TooManyBytes { max: self.budget.max() },
+            AppendError::Pack(source) => EntryProblem::Pack { source },
             AppendError::BadSegments => EntryProblem::BadSparseMap { what: "its pieces are not in order" },
         })
     }
@@ -123,7 +136,7 @@ impl Applier<'_> {
             return Err(EntryProblem::RootNotDirectory);
         }
         let root = self.tree.root();
-        self.tree.set_attributes(root, attributes(&entry)?);
+        self.set_attributes(root, attributes(&entry)?);
         Ok(())
     }
 
@@ -138,14 +151,27 @@ impl Applier<'_> {
         let dir = self.resolve(parents, true)?.ok_or(EntryProblem::SymlinkLoop)?;
         match self.tree.lookup(dir, name) {
             Some(Dirent { inode, .. }) if self.is_directory(inode) => {
-                self.tree.set_attributes(inode, attributes);
+                self.set_attributes(inode, attributes);
                 self.tree.touch(dir, name, self.layer);
             }
-            _ => {
+            found => {
+                let mut attributes = attributes;
+                // What took the name before in this layer hides what layers below have there.
+                if found.is_some() && self.whiteouts == Whiteouts::Keep {
+                    overlay::mark(&mut attributes, overlay::OPAQUE, b"y");
+                }
                 self.tree.insert(dir, name, self.layer, attributes, Content::directory());
             }
         }
         Ok(())
+    }
+
+    /// Changes a directory's attributes; that it is opaque stays.
+    fn set_attributes(&mut self, dir: InodeId, mut attributes: Attributes) {
+        if self.tree.get(dir).is_some_and(|old| overlay::is_opaque(&old.attributes)) {
+            overlay::mark(&mut attributes, overlay::OPAQUE, b"y");
+        }
+        self.tree.set_attributes(dir, attributes);
     }
 
     fn hard_link(&mut self, parents: &[&[u8]], name: &[u8], target: &[u8]) -> Result<(), EntryProblem> {
@@ -161,8 +187,22 @@ impl Applier<'_> {
         let Some((target_name, target_parents)) = path.split_last() else {
             return Err(EntryProblem::LinkTargetDirectory { target: shown() });
         };
-        let target_dir = self.resolve(target_parents, false)?.ok_or_else(missing)?;
-        let found = self.tree.lookup(target_dir, target_name).ok_or_else(missing)?.inode;
+        let target_dir = self.resolve(target_parents, false)?;
+        let found = target_dir.and_then(|dir| self.tree.lookup(dir, target_name));
+        let Some(Dirent { inode: found, .. }) = found else {
+            if self.whiteouts != Whiteouts::Keep {
+                return Err(missing());
+            }
+            // It is in a layer below.
+            let dir = self.resolve(parents, true)?.ok_or(EntryProblem::SymlinkLoop)?;
+            let mut attributes = Attributes::default();
+            overlay::mark(&mut attributes, overlay::LINK, &path.join(b"/".as_slice()));
+            self.tree.insert(dir, name, self.layer, attributes, Content::Fifo);
+            return Ok(());
+        };
+        if self.tree.get(found).is_some_and(|inode| overlay::is_whiteout(&inode.content)) {
+            return Err(missing());
+        }
         if self.is_directory(found) {
             return Err(EntryProblem::LinkTargetDirectory { target: shown() });
         }
@@ -189,6 +229,9 @@ impl Applier<'_> {
                 hidden => Some(hidden),
             },
         };
+        if self.whiteouts == Whiteouts::Keep {
+            return self.keep_whiteout(parents, hidden);
+        }
         // Without the parent there is nothing to hide.
         let Some(dir) = self.resolve(parents, false)? else { return Ok(()) };
         match hidden {
@@ -196,6 +239,41 @@ impl Applier<'_> {
             None => self.tree.hide_children(dir, self.layer),
         }
         Ok(())
+    }
+
+    fn keep_whiteout(&mut self, parents: &[&[u8]], hidden: Option<&[u8]>) -> Result<(), EntryProblem> {
+        let dir = self.resolve(parents, true)?.ok_or(EntryProblem::SymlinkLoop)?;
+        let opaque = match hidden {
+            None => dir,
+            Some(name) => match self.tree.lookup(dir, name) {
+                Some(Dirent { inode, .. }) if self.is_directory(inode) => inode,
+                // Anything else of this layer hides what is below by itself.
+                Some(_) => return Ok(()),
+                None => {
+                    let (attributes, content) = overlay::whiteout();
+                    self.tree.insert(dir, name, self.layer, attributes, content);
+                    return Ok(());
+                }
+            },
+        };
+        if let Some(inode) = self.tree.get(opaque) {
+            let mut attributes = inode.attributes.clone();
+            overlay::mark(&mut attributes, overlay::OPAQUE, b"y");
+            self.tree.set_attributes(opaque, attributes);
+        }
+        Ok(())
+    }
+
+    /// A directory that an entry needs and the archive does not have.
+    fn implied(&mut self, dir: InodeId, name: &[u8], opaque: bool) -> InodeId {
+        let mut attributes = Attributes { mode: 0o755, ..Attributes::default() };
+        if self.whiteouts == Whiteouts::Keep {
+            overlay::mark(&mut attributes, overlay::IMPLIED, b"");
+        }
+        if opaque {
+            overlay::mark(&mut attributes, overlay::OPAQUE, b"y");
+        }
+        self.tree.insert(dir, name, self.layer, attributes, Content::directory())
     }
 
     /// The directory at `path`, following symlinks. With `create`, missing directories are made
@@ -219,8 +297,7 @@ impl Applier<'_> {
                     return Ok(None);
                 }
                 self.count(name.len())?;
-                let attributes = Attributes { mode: 0o755, ..Attributes::default() };
-                stack.push(self.tree.insert(dir, &name, self.layer, attributes, Content::directory()));
+                stack.push(self.implied(dir, &name, false));
                 continue;
             };
             match self.tree.get(entry.inode).map(|inode| &inode.content) {
@@ -244,6 +321,12 @@ impl Applier<'_> {
                             todo.push_front(name.into());
                         }
                     }
+                }
+                Some(content) if self.whiteouts == Whiteouts::Keep && overlay::is_whiteout(content) => {
+                    if !create {
+                        return Ok(None);
+                    }
+                    stack.push(self.implied(dir, &name, true));
                 }
                 _ => return Err(EntryProblem::ParentNotDirectory { parent: printable(&name) }),
             }
@@ -319,12 +402,12 @@ fn symlink(target: Vec<u8>) -> Result<Content, EntryProblem> {
 }
 
 /// Attributes of an entry. Left out are extended attributes of namespaces Linux does not have,
-/// such as macOS's, and those by which overlayfs steers itself: an image becomes a lower
+/// such as macOS's, and those by which overlayfs and our merge are steered: an image becomes a lower
 /// directory and must not say how it is merged.
 fn attributes(entry: &Entry) -> Result<Attributes, EntryProblem> {
     let mut xattrs = Xattrs::default();
     for (name, value) in &entry.xattrs {
-        if name.starts_with(b"trusted.overlay.") || name.starts_with(b"user.overlay.") {
+        if overlay::steers(name) {
             continue;
         }
         match xattrs.set(name, value) {

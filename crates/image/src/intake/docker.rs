@@ -10,7 +10,7 @@ use crate::record::ImageConfig;
 use super::Layer;
 use super::archive::Archive;
 use super::oci::{ConfigFile, parse, sha256_of};
-use super::stream::{Hashed, hex};
+use super::stream::hex;
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
@@ -60,8 +60,8 @@ pub(crate) fn resolve(
         layers.push(Layer {
             name: format!("layer {name}"),
             range: archive.open(name)?.ok_or_else(|| missing(name))?,
-            hashed: Hashed::Unpacked,
-            digest: Some(sha256_of(diff_id)?.to_owned()),
+            stored: None,
+            diff_id: Some(sha256_of(diff_id)?.to_owned()),
         });
     }
     Ok((layers, config.into_config()))

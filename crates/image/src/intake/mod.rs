@@ -13,15 +13,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::erofs::{BLOCK_SIZE, Content, DataArea, ImageSummary, Tree};
+use crate::erofs::{BLOCK_SIZE, Content, ContentStore, DataArea, ImageSummary, Tree};
 use crate::error::{EntryProblem, ImportError};
 use crate::limits::{ImportLimits, ImportPhase, ImportProgress};
 use crate::record::ImageConfig;
 
-use apply::Applier;
+use apply::{Applier, Whiteouts};
 use archive::{Archive, Members, looks_like_images, open_source};
 pub(crate) use stream::hex;
-use stream::{Budget, Budgeted, Compression, FileRange, Hashed, Unpacked};
+use stream::{Budget, Budgeted, Compression, Digests, FileRange, Hashed, Unpacked};
 use tar::{TarError, read_problem};
 
 /// Replaced content may stay in an image up to one part in so many; with more, the image is
@@ -40,19 +40,22 @@ pub(crate) struct Imported {
 }
 
 /// One archive to apply.
+#[derive(Clone)]
 pub(crate) struct Layer {
     /// For errors.
     name: String,
     range: FileRange,
-    hashed: Hashed,
-    digest: Option<String>,
+    /// The digest of its stored bytes, if the source says one.
+    stored: Option<String>,
+    /// The digest of its unpacked bytes, if the source says one.
+    diff_id: Option<String>,
 }
 
 /// What a source holds.
 struct Resolved {
     layers: Vec<Layer>,
     config: ImageConfig,
-    whiteouts: bool,
+    whiteouts: Whiteouts,
 }
 
 /// Tells the caller how far the import is.
@@ -86,6 +89,76 @@ impl<'a> Meter<'a> {
     }
 }
 
+/// A source taken in layer by layer.
+pub(crate) struct ArchiveLayers {
+    layers: Vec<Layer>,
+    config: ImageConfig,
+    whiteouts: Whiteouts,
+    limits: ImportLimits,
+    budget: Budget,
+    files: u64,
+    metadata_bytes: u64,
+    read: Arc<AtomicU64>,
+    total: u64,
+}
+
+impl ArchiveLayers {
+    /// Looks into `source`. An archive of images that is compressed as a whole is unpacked into `work`.
+    pub(crate) fn open(source: &Path, work: &Path, limits: &ImportLimits) -> Result<Self, ImportError> {
+        let Resolved { layers, config, whiteouts } = resolve(source, work, limits)?;
+        let total = layers.iter().map(|layer| layer.range.len()).sum();
+        let whiteouts = if whiteouts == Whiteouts::Apply { Whiteouts::Keep } else { whiteouts };
+        Ok(Self {
+            layers,
+            config,
+            whiteouts,
+            limits: *limits,
+            budget: Budget::new(limits.max_bytes),
+            files: 0,
+            metadata_bytes: 0,
+            read: Arc::default(),
+            total,
+        })
+    }
+
+    pub(crate) fn config(&self) -> &ImageConfig {
+        &self.config
+    }
+
+    /// What each layer unpacks to, as far as the source says so.
+    pub(crate) fn diff_ids(&self) -> impl ExactSizeIterator<Item = Option<&str>> {
+        self.layers.iter().map(|layer| layer.diff_id.as_deref())
+    }
+
+    /// Takes one layer in. `path` is the file that `data` writes, for errors. Gives the layer's tree and the digest of
+    /// what it unpacked to, unless the source is a plain root file system.
+    pub(crate) fn take(
+        &mut self,
+        at: usize,
+        data: &mut dyn ContentStore,
+        path: &Path,
+        progress: &mut dyn FnMut(ImportProgress),
+    ) -> Result<(Tree, Option<String>), ImportError> {
+        let mut meter = Meter { read: Arc::clone(&self.read), total: self.total, ..Meter::new(progress) };
+        let mut tick = |files| meter.files(files);
+        let mut applier = Applier {
+            tree: Tree::new(),
+            data,
+            data_path: path,
+            limits: self.limits,
+            budget: self.budget.clone(),
+            tick: &mut tick,
+            files: self.files,
+            metadata_bytes: self.metadata_bytes,
+            layer: 1,
+            whiteouts: self.whiteouts,
+        };
+        let diff_id = apply_layer(&mut applier, self.layers[at].clone(), &self.budget, &self.read)?;
+        (self.files, self.metadata_bytes) = (applier.files, applier.metadata_bytes);
+        Ok((applier.tree, diff_id))
+    }
+}
+
 /// Imports `source` into a new file in the directory `work`, which the caller empties.
 pub(crate) fn import(
     source: &Path,
@@ -98,12 +171,12 @@ pub(crate) fn import(
     meter.total = resolved.layers.iter().map(|layer| layer.range.len()).sum();
     meter.phase(ImportPhase::Reading);
     let path = work.join("image.erofs");
-    let data = DataArea::create(&path).map_err(|e| ImportError::write(&path, e))?;
+    let mut data = DataArea::create(&path).map_err(|e| ImportError::write(&path, e))?;
     let read = Arc::clone(&meter.read);
     let mut tick = |files| meter.files(files);
     let mut applier = Applier {
         tree: Tree::new(),
-        data,
+        data: &mut data,
         data_path: &path,
         limits: *limits,
         budget: budget.clone(),
@@ -117,7 +190,7 @@ pub(crate) fn import(
         applier.layer += 1;
         apply_layer(&mut applier, layer, &budget, &read)?;
     }
-    let Applier { mut tree, data, .. } = applier;
+    let Applier { mut tree, .. } = applier;
     meter.phase(ImportPhase::Writing);
     let (data, path) = without_garbage(&mut tree, data, path, work)?;
     let content_bytes = tree.iter().map(|(_, inode)| file_size(&inode.content)).sum();
@@ -125,13 +198,19 @@ pub(crate) fn import(
     Ok(Imported { file, path, summary, content_bytes, config: resolved.config })
 }
 
+/// Applies one layer, checks its digests, and gives the one of its unpacked bytes if that was asked for.
 fn apply_layer(
     applier: &mut Applier<'_>,
     layer: Layer,
     budget: &Budget,
     read: &Arc<AtomicU64>,
-) -> Result<(), ImportError> {
-    let Layer { name, range, hashed, digest } = layer;
+) -> Result<Option<String>, ImportError> {
+    let Layer { name, range, stored, diff_id } = layer;
+    // One digest is enough, unless the layer is to be known by what it unpacks to.
+    let hashed = Hashed {
+        stored: stored.is_some(),
+        unpacked: applier.whiteouts == Whiteouts::Keep || (diff_id.is_some() && stored.is_none()),
+    };
     let entry_error = |error: TarError| ImportError::Entry {
         archive: name.clone(),
         entry: error.entry,
@@ -158,15 +237,23 @@ fn apply_layer(
                 | EntryProblem::Write { .. }
         ),
     };
-    if let (true, Some(wanted)) = (damaged, digest) {
+    let mut digests = Digests::default();
+    if damaged && hashed != Hashed::default() {
         let found = stream.inner.finish(budget).map_err(|e| entry_error(rest(e)))?;
         // An archive that failed and is too large to hash fails as what it failed as.
-        if found.as_ref().map_or(applied.is_ok(), |found| *found != wanted) {
-            let found = format!("sha256:{}", found.unwrap_or_default());
-            return Err(ImportError::DigestMismatch { blob: format!("sha256:{wanted}"), found });
+        if let Some(found) = found.or_else(|| applied.is_ok().then(Digests::default)) {
+            digests = found;
+            for (is_asked, wanted, found) in
+                [(hashed.stored, stored, &digests.stored), (hashed.unpacked, diff_id, &digests.unpacked)]
+            {
+                if let Some(wanted) = wanted.filter(|wanted| is_asked && found.as_ref() != Some(wanted)) {
+                    let found = format!("sha256:{}", found.as_deref().unwrap_or_default());
+                    return Err(ImportError::DigestMismatch { blob: format!("sha256:{wanted}"), found });
+                }
+            }
         }
     }
-    applied.map_err(entry_error)
+    applied.map_err(entry_error).map(|()| digests.unpacked)
 }
 
 fn file_size(content: &Content) -> u64 {
@@ -215,7 +302,7 @@ fn resolve(source: &Path, work: &Path, limits: &ImportLimits) -> Result<Resolved
         looks_like_images(range.clone())
     } else {
         // Only as far as the first telling member; all of it is counted when it is imported.
-        let inner = Unpacked::new(range.clone(), Hashed::Nothing).map_err(unreadable)?;
+        let inner = Unpacked::new(range.clone(), Hashed::default()).map_err(unreadable)?;
         looks_like_images(Budgeted { inner, budget: Budget::new(limits.max_bytes) })
     };
     let entry_error = |error: TarError| ImportError::Entry {
@@ -258,7 +345,7 @@ fn unpack_outer(range: FileRange, work: &Path, limits: &ImportLimits) -> Result<
     let path = work.join("archive.tar");
     let on_work = |e| Outer::Work(path.clone(), e);
     let mut file = File::options().read(true).write(true).create_new(true).open(&path).map_err(on_work)?;
-    let inner = Unpacked::new(range, Hashed::Nothing).map_err(Outer::Source)?;
+    let inner = Unpacked::new(range, Hashed::default()).map_err(Outer::Source)?;
     let mut stream = Budgeted { inner, budget: Budget::new(limits.max_bytes) };
     let mut buffer = vec![0; 256 << 10];
     loop {
@@ -271,7 +358,7 @@ fn unpack_outer(range: FileRange, work: &Path, limits: &ImportLimits) -> Result<
 }
 
 fn root_file_system(source: &Path, range: FileRange) -> Resolved {
-    let layer = Layer { name: source.display().to_string(), range, hashed: Hashed::Nothing, digest: None };
+    let layer = Layer { name: source.display().to_string(), range, stored: None, diff_id: None };
     let config = ImageConfig {
         env: vec!["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".to_owned()],
         working_dir: None,
@@ -281,7 +368,7 @@ fn root_file_system(source: &Path, range: FileRange) -> Resolved {
         labels: std::collections::BTreeMap::new(),
         architecture: oci::host_architecture().to_owned(),
     };
-    Resolved { layers: vec![layer], config, whiteouts: false }
+    Resolved { layers: vec![layer], config, whiteouts: Whiteouts::None }
 }
 
 fn images(archive: &Archive, source: &Path) -> Result<Resolved, ImportError> {
@@ -297,5 +384,5 @@ fn images(archive: &Archive, source: &Path) -> Result<Resolved, ImportError> {
             return Err(ImportError::NotAnArchive { path: source.to_owned(), found });
         }
     };
-    Ok(Resolved { layers, config, whiteouts: true })
+    Ok(Resolved { layers, config, whiteouts: Whiteouts::Apply })
 }

@@ -12,7 +12,7 @@ use crate::record::ImageConfig;
 
 use super::Layer;
 use super::archive::Archive;
-use super::stream::{Hashed, hex};
+use super::stream::hex;
 
 /// Indexes inside indexes: docker writes two levels.
 const INDEX_DEPTH_MAX: usize = 4;
@@ -146,7 +146,8 @@ pub(crate) fn resolve(
         }
     };
     let Found { digest, manifest, config, .. } = chosen;
-    Ok((layers(archive, &digest, manifest)?, config.into_config()))
+    let diff_ids = config.rootfs.as_ref().map(|rootfs| rootfs.diff_ids.clone()).unwrap_or_default();
+    Ok((layers(archive, &digest, manifest, &diff_ids)?, config.into_config()))
 }
 
 struct Found {
@@ -235,7 +236,12 @@ impl Search<'_> {
     }
 }
 
-fn layers(archive: &Archive, what: &str, manifest: Manifest) -> Result<Vec<Layer>, ImportError> {
+fn layers(
+    archive: &Archive,
+    what: &str,
+    manifest: Manifest,
+    diff_ids: &[String],
+) -> Result<Vec<Layer>, ImportError> {
     let descriptors = manifest.layers.unwrap_or_default();
     let refuse = |why: String| ImportError::UnsupportedImage { what: what.to_owned(), why };
     if descriptors.len() > LAYERS_MAX {
@@ -245,7 +251,9 @@ fn layers(archive: &Archive, what: &str, manifest: Manifest) -> Result<Vec<Layer
         )));
     }
     let mut layers = Vec::new();
-    for descriptor in descriptors {
+    // An image without them, or with others than it has layers, is told by its blobs' digests alone.
+    let has_diff_ids = diff_ids.len() == descriptors.len();
+    for (at, descriptor) in descriptors.into_iter().enumerate() {
         if descriptor.media_type.contains("encrypted") {
             return Err(refuse("its layers are encrypted; save it decrypted".to_owned()));
         }
@@ -256,8 +264,11 @@ fn layers(archive: &Archive, what: &str, manifest: Manifest) -> Result<Vec<Layer
         layers.push(Layer {
             name: format!("layer {}", descriptor.digest),
             range,
-            hashed: Hashed::Stored,
-            digest: Some(digest),
+            stored: Some(digest),
+            diff_id: diff_ids
+                .get(at)
+                .filter(|_| has_diff_ids)
+                .and_then(|id| Some(sha256_of(id).ok()?.to_owned())),
         });
     }
     Ok(layers)

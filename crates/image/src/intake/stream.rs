@@ -1,11 +1,9 @@
 //! Where bytes come from: ranges of files, decompressed on a thread of their own, counted against
 //! the import's limit and checked against their digest.
 
-use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::os::unix::fs::FileExt;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -132,21 +130,27 @@ impl Compression {
     }
 }
 
-/// Which bytes of a layer its digest is of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Hashed {
-    Nothing,
-    /// The bytes as they are stored: digests of OCI blobs.
-    Stored,
-    /// The bytes after decompression: the `diff_ids` of an image's configuration.
-    Unpacked,
+/// Which digests of a layer are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Hashed {
+    /// Of the bytes as they are stored: digests of OCI blobs.
+    pub(crate) stored: bool,
+    /// Of the bytes after decompression: the `diff_ids` of an image's configuration.
+    pub(crate) unpacked: bool,
+}
+
+/// SHA-256 in hex, of what was asked for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Digests {
+    pub(crate) stored: Option<String>,
+    pub(crate) unpacked: Option<String>,
 }
 
 enum Message {
     Piece(Vec<u8>),
     Failed(io::Error),
-    /// Everything has been read; the digest in hex, if one was asked for.
-    End(Option<String>),
+    /// Everything has been read.
+    End(Digests),
 }
 
 /// A file range, decompressed and hashed on a second thread.
@@ -154,7 +158,7 @@ pub(crate) struct Unpacked {
     messages: Receiver<Message>,
     piece: Vec<u8>,
     at: usize,
-    digest: Option<Option<String>>,
+    digests: Option<Digests>,
     stop: Arc<AtomicBool>,
     worker: Option<JoinHandle<()>>,
 }
@@ -169,25 +173,24 @@ impl Unpacked {
             // An error here means that the reading side has gone.
             let _ = unpack(range, compression, hashed, &sender, &stopped);
         })?;
-        Ok(Self { messages, piece: Vec::new(), at: 0, digest: None, stop, worker: Some(worker) })
+        Ok(Self { messages, piece: Vec::new(), at: 0, digests: None, stop, worker: Some(worker) })
     }
 
     /// Passes over what is left, without decompressing it where only the stored bytes count, and
-    /// gives the digest; none if none was asked for, or if more than `budget` would have to be
-    /// decompressed for it.
-    pub(crate) fn finish(mut self, budget: &Budget) -> io::Result<Option<String>> {
+    /// gives the digests; none if more than `budget` would have to be decompressed for them.
+    pub(crate) fn finish(mut self, budget: &Budget) -> io::Result<Option<Digests>> {
         self.stop.store(true, Ordering::Relaxed);
         let mut failure = None;
-        while self.digest.is_none() {
+        while self.digests.is_none() {
             match self.messages.recv() {
                 Ok(Message::Piece(piece)) if budget.take(piece.len() as u64) => {}
                 Ok(Message::Piece(_)) => return Ok(None),
                 Ok(Message::Failed(e)) => failure = Some(e),
-                Ok(Message::End(digest)) => self.digest = Some(digest),
+                Ok(Message::End(digests)) => self.digests = Some(digests),
                 Err(_) => return Err(failure.unwrap_or_else(worker_gone)),
             }
         }
-        Ok(self.digest.take().flatten())
+        Ok(self.digests.take())
     }
 }
 
@@ -205,13 +208,13 @@ impl Drop for Unpacked {
 impl Read for Unpacked {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.at == self.piece.len() {
-            if self.digest.is_some() {
+            if self.digests.is_some() {
                 return Ok(0);
             }
             match self.messages.recv() {
                 Ok(Message::Piece(piece)) => (self.piece, self.at) = (piece, 0),
                 Ok(Message::Failed(e)) => return Err(e),
-                Ok(Message::End(digest)) => self.digest = Some(digest),
+                Ok(Message::End(digests)) => self.digests = Some(digests),
                 Err(_) => return Err(worker_gone()),
             }
         }
@@ -236,17 +239,24 @@ fn unpack(
     stop: &AtomicBool,
 ) -> Result<(), Gone> {
     let unpacked_is_stored = compression == Compression::None;
-    let of_input = hashed == Hashed::Stored || (hashed == Hashed::Unpacked && unpacked_is_stored);
+    let of_input = hashed.stored || (hashed.unpacked && unpacked_is_stored);
     let mut input = Hashing { inner: range, hash: of_input.then(Sha256::new) };
-    let mut of_output = (hashed == Hashed::Unpacked && !unpacked_is_stored).then(Sha256::new);
+    let mut of_output = (hashed.unpacked && !unpacked_is_stored).then(Sha256::new);
     let result = pump(&mut input, compression, of_output.as_mut(), to, stop)?;
     // The digest is of all stored bytes, also those after what decompressing needed or bore.
     let drained = if of_input { io::copy(&mut input, &mut io::sink()).map(drop) } else { Ok(()) };
     if let Err(e) = result.and(drained) {
         send(to, Message::Failed(e))?;
     }
-    let hash = input.hash.or(of_output);
-    send(to, Message::End(hash.map(|hash| hex(&hash.finalize()))))
+    let of_input = input.hash.map(|hash| hex(&hash.finalize()));
+    let of_output = of_output.map(|hash| hex(&hash.finalize()));
+    send(
+        to,
+        Message::End(Digests {
+            unpacked: of_output.or_else(|| of_input.clone()).filter(|_| hashed.unpacked),
+            stored: of_input.filter(|_| hashed.stored),
+        }),
+    )
 }
 
 fn pump(
@@ -314,17 +324,17 @@ impl Read for Hashing {
 /// Bytes the import may still use, shared by its layers.
 #[derive(Debug, Clone)]
 pub(crate) struct Budget {
-    left: Rc<Cell<u64>>,
+    left: Arc<AtomicU64>,
     max: u64,
 }
 
 impl Budget {
     pub(crate) fn new(max: u64) -> Self {
-        Self { left: Rc::new(Cell::new(max)), max }
+        Self { left: Arc::new(AtomicU64::new(max)), max }
     }
 
     pub(crate) fn left(&self) -> u64 {
-        self.left.get()
+        self.left.load(Ordering::Relaxed)
     }
 
     pub(crate) fn max(&self) -> u64 {
@@ -333,7 +343,7 @@ impl Budget {
 
     /// Takes `bytes`, or says that they are not there.
     pub(crate) fn take(&self, bytes: u64) -> bool {
-        self.left.get().checked_sub(bytes).map(|left| self.left.set(left)).is_some()
+        self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes)).is_ok()
     }
 }
 

@@ -3,6 +3,9 @@
 #![allow(dead_code, reason = "each test program uses a part")]
 
 pub(crate) mod archive;
+pub(crate) mod layers;
+pub(crate) mod layout;
+pub(crate) mod source;
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;

@@ -4,6 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::erofs::Attributes;
+use crate::erofs::format::NULL_ADDR;
+use crate::erofs::sparse::ChunkPlan;
 
 fn area() -> (tempfile::TempDir, DataArea) {
     let dir = tempfile::tempdir().unwrap();

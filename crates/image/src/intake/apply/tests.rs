@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
+use crate::erofs::DataArea;
 use crate::intake::stream::Budgeted;
 
 #[path = "../../../tests/support/archive.rs"]
@@ -17,9 +18,10 @@ fn layered(
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = dir.path().join("image");
     let mut tick = |_| {};
+    let mut data = DataArea::create(&path).unwrap();
     let mut applier = Applier {
         tree: Tree::new(),
-        data: DataArea::create(&path).unwrap(),
+        data: &mut data,
         data_path: &path,
         limits,
         budget: Budget::new(limits.max_bytes),
@@ -27,7 +29,7 @@ fn layered(
         files: 0,
         metadata_bytes: 0,
         layer: 0,
-        whiteouts,
+        whiteouts: if whiteouts { Whiteouts::Apply } else { Whiteouts::None },
     };
     for layer in layers {
         applier.layer += 1;

@@ -1,0 +1,399 @@
+//! Takes in a directory of the host, or the upper directory of an overlay.
+//!
+//! ```text
+//! root ──► names, sorted ──► statx ── unchanged since the last pack? ── yes ──► pointed at where it is
+//!            ▲   directory: goes down        └─ no ──► opened without following links ──► blob
+//!            └── fd-relative; deep ones come back up by `..`
+//! ```
+//!
+//! Nothing is found by a path: every name is looked up in the directory that is open, and no link is followed, so what
+//! the directory holds cannot lead out of it. Other file systems mounted in it are not gone into. The directory must
+//! stand still; what changes meanwhile fails the pack or is read as it was when its turn came.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString};
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom as Whence, StatxFlags};
+
+use crate::ImportLimits;
+use crate::erofs::{
+    AppendError, Attributes, Content, ContentStore, FileData, InodeId, Segment, Timestamp, Tree,
+};
+use crate::error::{EntryProblem, printable};
+
+use super::attributes::{Source, xattrs};
+use super::blob::BlobWriter;
+use super::previous::{Kept, Previous, Stamp};
+
+/// Directories held open on the way down; those above are opened again by `..`. Far below the usual limit of files.
+const OPEN_MAX: usize = 128;
+/// Files shorter than this are not asked for holes: the asking costs more than the zeros.
+const HOLES_FROM: u64 = 64 << 10;
+/// Pieces a file with holes may have; what comes after them counts as one.
+const SEGMENTS_MAX: usize = 1 << 20;
+
+const OPEN_DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+/// A pipe that took a file's place must not be waited for.
+const OPEN_FILE: OFlags =
+    OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
+
+/// What is wrong, and with which entry.
+pub(super) struct Failed {
+    pub(super) entry: String,
+    pub(super) problem: EntryProblem,
+}
+
+/// What was taken in.
+pub(super) struct Taken {
+    pub(super) tree: Tree,
+    /// Files for the next pack's table: their blobs have the tree's numbers.
+    pub(super) kept: HashMap<u64, Kept>,
+    /// The newest change time met.
+    pub(super) last_change: Timestamp,
+}
+
+/// A directory on the way.
+struct Frame {
+    id: InodeId,
+    fd: Option<OwnedFd>,
+    /// Device and inode, by which it is known again.
+    identity: (u64, u64),
+    names: std::vec::IntoIter<CString>,
+    /// Its name, for errors.
+    name: CString,
+}
+
+pub(super) struct Intake<'a, 's> {
+    pub(super) source: Source,
+    pub(super) limits: ImportLimits,
+    pub(super) blob: &'a mut BlobWriter<'s>,
+    pub(super) previous: &'a Previous,
+    /// Told after every piece of content and every entry: entries so far.
+    pub(super) tick: &'a mut dyn FnMut(u64),
+    pub(super) files: u64,
+    pub(super) bytes: u64,
+    pub(super) metadata_bytes: u64,
+}
+
+impl Intake<'_, '_> {
+    pub(super) fn take(mut self, root: OwnedFd) -> Result<Taken, Failed> {
+        let mut walk = Walk {
+            taken: Taken { tree: Tree::new(), kept: HashMap::new(), last_change: Timestamp::default() },
+            links: HashMap::new(),
+            frames: Vec::new(),
+        };
+        let result = self.walk(&mut walk, root);
+        let path = |name: &CStr| {
+            let above = walk.frames.iter().skip(1).map(|frame| frame.name.as_bytes());
+            let all: Vec<_> = above.chain([name.to_bytes()]).collect();
+            printable(&all.join(b"/".as_slice()))
+        };
+        result.map_err(|(name, problem)| Failed { entry: path(&name), problem })?;
+        Ok(walk.taken)
+    }
+
+    fn walk(&mut self, walk: &mut Walk, root: OwnedFd) -> Result<(), (CString, EntryProblem)> {
+        let here = |problem| (c".".to_owned(), problem);
+        let stat = rustix::fs::fstat(&root).map_err(unreadable).map_err(here)?;
+        let found = Found::of_stat(&root, c"").map_err(here)?;
+        let attributes = self.attributes(&root, c".", &found).map_err(here)?;
+        let id = walk.taken.tree.root();
+        walk.taken.tree.set_attributes(id, attributes);
+        walk.seen(&found);
+        let names = names(&root).map_err(here)?;
+        let identity = (stat.st_dev, stat.st_ino);
+        walk.frames.push(Frame { id, fd: Some(root), identity, names, name: c"".to_owned() });
+        while let Some(top) = walk.frames.last_mut() {
+            let Some(name) = top.names.next() else {
+                walk.up().map_err(|problem| (c"..".to_owned(), problem))?;
+                continue;
+            };
+            self.entry(walk, &name).map_err(|problem| (name, problem))?;
+        }
+        Ok(())
+    }
+
+    fn entry(&mut self, walk: &mut Walk, name: &CStr) -> Result<(), EntryProblem> {
+        self.files += 1;
+        if self.files > self.limits.max_files {
+            return Err(EntryProblem::TooManyFiles { max: self.limits.max_files });
+        }
+        (self.tick)(self.files);
+        let Some(Frame { id: parent, fd: Some(dir), identity, .. }) = walk.frames.last() else {
+            return Err(EntryProblem::Changed);
+        };
+        let (parent, device) = (*parent, identity.0);
+        let found = Found::of(dir, name)?;
+        let attributes = self.attributes(dir, name, &found)?;
+        self.spend(name.to_bytes().len())?;
+        let linked = walk.links.get(&found.ino).copied().filter(|_| found.links > 1);
+        if let Some(linked) = linked.filter(|_| found.kind != FileType::Directory) {
+            walk.taken.tree.hard_link(parent, name.to_bytes(), 0, linked);
+            return Ok(());
+        }
+        let content = match found.kind {
+            FileType::Directory => Content::directory(),
+            FileType::RegularFile => Content::File(self.file(dir, name, &found, &mut walk.taken.kept)?),
+            FileType::Symlink => {
+                let target = rustix::fs::readlinkat(dir, name, Vec::new()).map_err(unreadable)?;
+                self.spend(target.as_bytes().len())?;
+                Content::Symlink(target.into_bytes().into())
+            }
+            FileType::CharacterDevice if found.rdev == (0, 0) && self.source == Source::Plain => {
+                return Ok(());
+            }
+            FileType::CharacterDevice => Content::CharDevice(found.rdev.0, found.rdev.1),
+            FileType::BlockDevice => Content::BlockDevice(found.rdev.0, found.rdev.1),
+            FileType::Fifo => Content::Fifo,
+            FileType::Socket => Content::Socket,
+            FileType::Unknown => return Err(EntryProblem::Changed),
+        };
+        let fd = match found.kind {
+            FileType::Directory if found.device == device => {
+                Some(rustix::fs::openat(dir, name, OPEN_DIRECTORY, Mode::empty()).map_err(unreadable)?)
+            }
+            _ => None,
+        };
+        walk.seen(&found);
+        let id = walk.taken.tree.insert(parent, name.to_bytes(), 0, attributes, content);
+        match fd {
+            Some(fd) => walk.down(id, fd, name, &found)?,
+            None if found.links > 1 => drop(walk.links.insert(found.ino, id)),
+            None => {}
+        }
+        Ok(())
+    }
+
+    fn attributes(&mut self, dir: &OwnedFd, name: &CStr, found: &Found) -> Result<Attributes, EntryProblem> {
+        let xattrs = xattrs(dir, name, self.source)?;
+        let size: usize = xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
+        self.spend(size)?;
+        Ok(Attributes {
+            mode: found.mode,
+            uid: found.uid,
+            gid: found.gid,
+            mtime: found.stamp.mtime,
+            xattrs: (!xattrs.is_empty()).then(|| Box::new(xattrs)),
+        })
+    }
+
+    fn file(
+        &mut self,
+        dir: &OwnedFd,
+        name: &CStr,
+        found: &Found,
+        kept: &mut HashMap<u64, Kept>,
+    ) -> Result<FileData, EntryProblem> {
+        let size = found.stamp.size;
+        if size == 0 {
+            return Ok(FileData::empty());
+        }
+        if let Some((blob, old)) = self.previous.find(found.ino, &found.stamp)
+            && let Some(data) = self.blob.reuse(blob, &old.data, old.hash)
+        {
+            kept.insert(found.ino, Kept { data: data.clone(), ..old.clone() });
+            return Ok(data);
+        }
+        let fd = rustix::fs::openat(dir, name, OPEN_FILE, Mode::empty()).map_err(unreadable)?;
+        let mut file = File::from(fd);
+        let now = file.metadata().map_err(EntryProblem::Unreadable)?;
+        if !now.is_file() || now.ino() != found.ino || now.len() != size {
+            return Err(EntryProblem::Changed);
+        }
+        let holes = size >= HOLES_FROM && now.blocks().saturating_mul(512) < size;
+        let segments =
+            if holes { segments(&file, size).map_err(EntryProblem::Unreadable)? } else { Vec::new() };
+        let is_dense = !holes || segments.iter().any(|segment| segment.len == size);
+        let stored = if is_dense { size } else { segments.iter().map(|segment| segment.len).sum() };
+        self.bytes = self.bytes.saturating_add(stored);
+        let over = EntryProblem::TooManyBytes { max: self.limits.max_bytes };
+        let Some(room) = self.limits.max_bytes.checked_sub(self.bytes) else { return Err(over) };
+        let files = self.files;
+        let mut tick = |_| (self.tick)(files);
+        let appended = if is_dense {
+            file.seek(SeekFrom::Start(0)).map_err(EntryProblem::Unreadable)?;
+            self.blob.append_hashed(&mut file, size, &mut tick).map(|(data, hash)| (data, Some(hash)))
+        } else {
+            let mut pieces = Pieces { file: &file, segments: segments.iter(), left: 0 };
+            self.blob
+                .append_sparse(&mut pieces, size, &segments, room + stored, &mut tick)
+                .map(|data| (data, None))
+        };
+        let (data, hash) = appended.map_err(|error| match error {
+            AppendError::Read(e) => EntryProblem::Unreadable(e),
+            AppendError::Short { .. } | AppendError::BadSegments => EntryProblem::Changed,
+            AppendError::Write(e) => EntryProblem::write(self.blob.path(), e),
+            AppendError::TooLarge => EntryProblem::ImageTooLarge,
+            AppendError::NoRoom { .. } => over,
+            AppendError::Pack(source) => EntryProblem::Pack { source },
+        })?;
+        if data.device > 0 {
+            kept.insert(found.ino, Kept { stamp: found.stamp, hash, data: data.clone() });
+        }
+        Ok(data)
+    }
+
+    fn spend(&mut self, bytes: usize) -> Result<(), EntryProblem> {
+        self.metadata_bytes += bytes as u64;
+        if self.metadata_bytes > self.limits.max_metadata_bytes {
+            return Err(EntryProblem::TooMuchMetadata { max: self.limits.max_metadata_bytes });
+        }
+        Ok(())
+    }
+}
+
+struct Walk {
+    taken: Taken,
+    /// Inodes with several names.
+    links: HashMap<u64, InodeId>,
+    frames: Vec<Frame>,
+}
+
+impl Walk {
+    fn seen(&mut self, found: &Found) {
+        let key = |time: Timestamp| (time.seconds, time.nanoseconds);
+        if key(found.stamp.ctime) > key(self.taken.last_change) {
+            self.taken.last_change = found.stamp.ctime;
+        }
+    }
+
+    fn down(&mut self, id: InodeId, fd: OwnedFd, name: &CStr, found: &Found) -> Result<(), EntryProblem> {
+        let stat = rustix::fs::fstat(&fd).map_err(unreadable)?;
+        if stat.st_ino != found.ino {
+            return Err(EntryProblem::Changed);
+        }
+        let names = names(&fd)?;
+        if let Some(far) = self.frames.len().checked_sub(OPEN_MAX) {
+            self.frames[far].fd = None;
+        }
+        let identity = (stat.st_dev, stat.st_ino);
+        self.frames.push(Frame { id, fd: Some(fd), identity, names, name: name.to_owned() });
+        Ok(())
+    }
+
+    fn up(&mut self) -> Result<(), EntryProblem> {
+        let Some(done) = self.frames.pop() else { return Ok(()) };
+        let Some(parent) = self.frames.last_mut().filter(|parent| parent.fd.is_none()) else { return Ok(()) };
+        let from = done.fd.ok_or(EntryProblem::Changed)?;
+        let fd = rustix::fs::openat(&from, c"..", OPEN_DIRECTORY, Mode::empty()).map_err(unreadable)?;
+        let stat = rustix::fs::fstat(&fd).map_err(unreadable)?;
+        if (stat.st_dev, stat.st_ino) != parent.identity {
+            return Err(EntryProblem::Changed);
+        }
+        parent.fd = Some(fd);
+        Ok(())
+    }
+}
+
+/// What statx(2) tells.
+struct Found {
+    kind: FileType,
+    mode: u16,
+    uid: u32,
+    gid: u32,
+    ino: u64,
+    device: u64,
+    links: u32,
+    rdev: (u32, u32),
+    stamp: Stamp,
+}
+
+impl Found {
+    fn of(dir: &OwnedFd, name: &CStr) -> Result<Self, EntryProblem> {
+        Self::with(dir, name, AtFlags::SYMLINK_NOFOLLOW)
+    }
+
+    fn of_stat(fd: &OwnedFd, name: &CStr) -> Result<Self, EntryProblem> {
+        Self::with(fd, name, AtFlags::EMPTY_PATH)
+    }
+
+    fn with(dir: &OwnedFd, name: &CStr, flags: AtFlags) -> Result<Self, EntryProblem> {
+        let found = rustix::fs::statx(dir, name, flags, StatxFlags::BASIC_STATS).map_err(unreadable)?;
+        let time =
+            |time: rustix::fs::StatxTimestamp| Timestamp { seconds: time.tv_sec, nanoseconds: time.tv_nsec };
+        Ok(Self {
+            kind: FileType::from_raw_mode(u32::from(found.stx_mode)),
+            mode: found.stx_mode & 0o7777,
+            uid: found.stx_uid,
+            gid: found.stx_gid,
+            ino: found.stx_ino,
+            device: rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor),
+            links: found.stx_nlink,
+            rdev: (found.stx_rdev_major, found.stx_rdev_minor),
+            stamp: Stamp { size: found.stx_size, mtime: time(found.stx_mtime), ctime: time(found.stx_ctime) },
+        })
+    }
+}
+
+/// The names in a directory, in byte order.
+fn names(dir: &OwnedFd) -> Result<std::vec::IntoIter<CString>, EntryProblem> {
+    let mut names = Vec::new();
+    for entry in rustix::fs::Dir::read_from(dir).map_err(unreadable)? {
+        let entry = entry.map_err(unreadable)?;
+        if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
+            names.push(entry.file_name().to_owned());
+        }
+    }
+    names.sort_unstable();
+    Ok(names.into_iter())
+}
+
+/// Where a file has content.
+fn segments(file: &File, size: u64) -> io::Result<Vec<Segment>> {
+    let (mut segments, mut at) = (Vec::new(), 0);
+    while at < size {
+        let start = match rustix::fs::seek(file, Whence::Data(at)) {
+            Ok(start) => start.min(size),
+            // No more content.
+            Err(rustix::io::Errno::NXIO) => break,
+            Err(e) => return Err(e.into()),
+        };
+        let end = match segments.len() + 1 {
+            SEGMENTS_MAX.. => size,
+            _ => rustix::fs::seek(file, Whence::Hole(start))?.min(size),
+        };
+        if end > start {
+            segments.push(Segment { offset: start, len: end - start });
+        }
+        at = end.max(start + 1);
+    }
+    Ok(segments)
+}
+
+/// Reads the pieces of a file one after the other.
+struct Pieces<'a> {
+    file: &'a File,
+    segments: std::slice::Iter<'a, Segment>,
+    left: u64,
+}
+
+impl Read for Pieces<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.left == 0 {
+            let Some(next) = self.segments.next() else { return Ok(0) };
+            self.file.seek(SeekFrom::Start(next.offset))?;
+            self.left = next.len;
+        }
+        let most = buffer.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
+        let got = self.file.read(&mut buffer[..most])?;
+        self.left -= got as u64;
+        Ok(got)
+    }
+}
+
+fn unreadable(errno: rustix::io::Errno) -> EntryProblem {
+    EntryProblem::Unreadable(errno.into())
+}
+
+/// The place of `name` in the open directory `dir`, for calls that have no fd-relative form. The name itself is not
+/// followed by those that begin with `l`.
+pub(super) fn proc_path(dir: &OwnedFd, name: &CStr) -> CString {
+    let path = [format!("/proc/self/fd/{}/", dir.as_fd().as_raw_fd()).as_bytes(), name.to_bytes()].concat();
+    // A name of the directory has no NUL in it.
+    CString::new(path).unwrap_or_default()
+}

@@ -1,0 +1,187 @@
+//! The ways to make a layer.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use crate::erofs::{BlobRef, Content, LayerTree, Tree};
+use crate::error::ImportError;
+use crate::intake::ArchiveLayers;
+use crate::limits::{ImportLimits, ImportPhase, ImportProgress};
+use crate::record::ImageConfig;
+
+use super::attributes::Source;
+use super::blob::{BlobWriter, BuiltBlob, Written};
+use super::directory::{Failed, Intake, Taken};
+use super::files::{Donors, FileIndex};
+use super::pack::PackSink;
+use super::previous::Previous;
+
+/// Entries of a directory between two reports of progress.
+const REPORT_EVERY: u64 = 1024;
+
+/// A layer that has been made. Its packs have been handed over; the rest is for the caller to keep.
+#[derive(Debug)]
+pub struct BuiltLayer {
+    /// Its metadata; [`LayerTree::encode`] makes the image.
+    pub layer: LayerTree,
+    /// Its own blob, unless all of its content was stored before.
+    pub blob: Option<BuiltBlob>,
+    /// Its files, to be a donor of later layers.
+    pub files: FileIndex,
+    /// SHA-256 of the archive it was made of, unpacked, in hex: what OCI calls its diff id. Only for layers of images.
+    pub diff_id: Option<String>,
+    /// Sum of the sizes of its regular files in bytes, holes included, hard links once.
+    pub content_bytes: u64,
+}
+
+/// What making a layer needs.
+pub struct Workshop<'a> {
+    /// Where the plain file of the blob is made; it must not be there yet.
+    pub blob_path: &'a Path,
+    /// Layers whose content is not stored again.
+    pub donors: Donors,
+    /// Where packs go.
+    pub sink: &'a mut dyn PackSink,
+    /// Told every few megabytes.
+    pub progress: &'a mut dyn FnMut(ImportProgress),
+}
+
+/// A source of one or more layers: a root file system as tar, an OCI layout, or a `docker save` archive.
+pub struct ArchiveSource(ArchiveLayers);
+
+impl ArchiveSource {
+    /// Looks into `source`. One of images that is compressed as a whole is unpacked into the directory `work`, which
+    /// the caller empties when all layers are made.
+    ///
+    /// # Errors
+    /// [`ImportError`]
+    pub fn open(source: &Path, work: &Path, limits: &ImportLimits) -> Result<Self, ImportError> {
+        ArchiveLayers::open(source, work, limits).map(Self)
+    }
+
+    /// How programs start in it.
+    pub fn config(&self) -> &ImageConfig {
+        self.0.config()
+    }
+
+    /// The diff ids of its layers, lowest first, as far as the source says them. A layer whose id is known from before
+    /// need not be made: a source that says another one's gets that one's content.
+    pub fn diff_ids(&self) -> Vec<Option<String>> {
+        self.0.diff_ids().map(|id| id.map(str::to_owned)).collect()
+    }
+
+    /// Makes the layer with this number. Whiteouts are kept; parents and hard link targets that only layers below have
+    /// are marked for [`super::merge()`], without which the layers of an image are not to be mounted.
+    ///
+    /// # Errors
+    /// [`ImportError`]: also if the layer is not what its digests say.
+    ///
+    /// # Panics
+    /// There is no layer with this number.
+    pub fn build(&mut self, number: usize, workshop: Workshop<'_>) -> Result<BuiltLayer, ImportError> {
+        let Workshop { blob_path, donors, sink, progress } = workshop;
+        let mut writer = writer(blob_path, donors, sink)?;
+        let (tree, diff_id) = self.0.take(number, &mut writer, blob_path, progress)?;
+        Ok(BuiltLayer { diff_id, ..finish(tree, writer)?.0 })
+    }
+}
+
+/// Makes a layer of a directory of the host. No link in it is followed, and no other file system in it gone into.
+///
+/// # Errors
+/// [`ImportError`]
+pub fn from_directory(
+    source: &Path,
+    limits: &ImportLimits,
+    workshop: Workshop<'_>,
+) -> Result<BuiltLayer, ImportError> {
+    directory(source, Source::Plain, &Previous::default(), limits, workshop).map(|(built, _)| built)
+}
+
+/// Makes a layer of the upper directory of an overlay that stands still: of a snapshot, or of a sandbox that does not
+/// run. Ids stay as they are on disk. Of `previous`, what the last pack of the same directory (or of an earlier snapshot
+/// of it) gave, only what changed since is read; the new one takes its place.
+///
+/// A directory that was renamed points at its old place; [`super::resolve_redirects`] must be used, with the merged
+/// layers below, before the layer is kept.
+///
+/// # Errors
+/// [`ImportError`]
+pub fn from_upper(
+    source: &Path,
+    previous: &Previous,
+    limits: &ImportLimits,
+    workshop: Workshop<'_>,
+) -> Result<(BuiltLayer, Previous), ImportError> {
+    directory(source, Source::Upper, previous, limits, workshop)
+}
+
+fn directory(
+    source: &Path,
+    kind: Source,
+    previous: &Previous,
+    limits: &ImportLimits,
+    workshop: Workshop<'_>,
+) -> Result<(BuiltLayer, Previous), ImportError> {
+    let unreadable = |e| ImportError::Source { path: source.to_owned(), source: e };
+    let root = File::open(source).map_err(unreadable)?;
+    if !root.metadata().map_err(unreadable)?.is_dir() {
+        let found = "is no directory";
+        return Err(ImportError::NotAnArchive { path: source.to_owned(), found });
+    }
+    let Workshop { blob_path, donors, sink, progress } = workshop;
+    let mut writer = writer(blob_path, donors, sink)?;
+    let mut told = 0;
+    let mut tick = |files| {
+        // A directory's size is not known before all of it has been seen.
+        if files >= told + REPORT_EVERY {
+            told = files;
+            progress(ImportProgress {
+                phase: ImportPhase::Reading,
+                source_bytes: 0,
+                source_bytes_total: 0,
+                files,
+            });
+        }
+    };
+    let intake = Intake {
+        source: kind,
+        limits: *limits,
+        blob: &mut writer,
+        previous,
+        tick: &mut tick,
+        files: 0,
+        bytes: 0,
+        metadata_bytes: 0,
+    };
+    let taken = intake.take(OwnedFd::from(root)).map_err(|Failed { entry, problem }| ImportError::Entry {
+        archive: source.display().to_string(),
+        entry,
+        problem,
+    })?;
+    let Taken { tree, kept, last_change } = taken;
+    let (built, blobs) = finish(tree, writer)?;
+    Ok((built, Previous::new(blobs, kept, last_change)))
+}
+
+fn writer<'s>(
+    path: &Path,
+    donors: Donors,
+    sink: &'s mut dyn PackSink,
+) -> Result<BlobWriter<'s>, ImportError> {
+    BlobWriter::create(path, donors, sink).map_err(|e| ImportError::write(path, e))
+}
+
+/// Finishes the blob. Gives its numbers of blobs, which those of the tree still are, too.
+fn finish(tree: Tree, writer: BlobWriter<'_>) -> Result<(BuiltLayer, Vec<BlobRef>), ImportError> {
+    let path = writer.path().to_owned();
+    let Written { blob, blobs, files } = writer.finish().map_err(|e| ImportError::write(&path, e))?;
+    let content_bytes = tree.iter().map(|(_, inode)| match &inode.content {
+        Content::File(data) => data.size(),
+        _ => 0,
+    });
+    let content_bytes = content_bytes.sum();
+    let layer = LayerTree { tree, blobs: blobs.clone() };
+    Ok((BuiltLayer { layer, blob, files, diff_id: None, content_bytes }, blobs))
+}

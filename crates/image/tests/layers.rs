@@ -1,0 +1,357 @@
+//! Layers are held against the kernel: metadata mounted with blobs as devices must be what was archived, packed or
+//! merged, byte for byte and attribute for attribute. Needs root, EROFS and overlayfs in the kernel, erofs-utils and
+//! GNU tar.
+
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
+
+mod support;
+
+use std::fs;
+use std::io::Write;
+
+use dsec_image::ImportLimits;
+use dsec_image::build::{
+    FileIndex, Hidden, Previous, from_directory, from_upper, merge, oci_form, resolve_redirects,
+};
+use dsec_image::erofs::LayerTree;
+use support::archive::Archive;
+use support::layers::Shop;
+use support::layout::Layout;
+use support::source::{archived, source_tree};
+use support::{Mount, Store, assert_same, facts, shell};
+
+fn encoded(layer: &LayerTree) -> Vec<u8> {
+    layer.encode().unwrap().0
+}
+
+#[test]
+fn a_layer_of_an_archive_is_the_archived_tree() {
+    let source = tempfile::tempdir().unwrap();
+    source_tree(source.path());
+    let expected = facts(source.path());
+    let mut shop = Shop::new();
+    let tar = shop.dir.path().join("tar");
+    archived(source.path(), &tar, &["--format=pax", "--xattrs", "--xattrs-include=*", "--sparse"]);
+    let built = shop.archive(&tar).pop().unwrap();
+    let mount = shop.mount(&built.layer);
+    assert_same(&expected, &facts(mount.path()));
+    // No content is in the metadata, and none is there twice: the files of 5 MB, 4 KB and a program.
+    assert!(encoded(&built.layer).len() < 200 << 10, "{}", encoded(&built.layer).len());
+    let again = shop.archive(&tar).pop().unwrap();
+    assert_eq!(encoded(&again.layer), encoded(&built.layer));
+    assert_eq!(again.files, built.files);
+    assert_eq!(again.blob.unwrap().id, built.blob.unwrap().id);
+}
+
+#[test]
+fn a_layer_of_a_directory_is_the_directory() {
+    let source = tempfile::tempdir().unwrap();
+    source_tree(source.path());
+    let python = "import socket; socket.socket(socket.AF_UNIX).bind('socket')";
+    shell(source.path(), &format!("python3 -c \"{python}\"; touch -d @1 ."));
+    let expected = facts(source.path());
+    let mut shop = Shop::new();
+    let limits = ImportLimits::default();
+    let built = shop.make(&[], |shop| from_directory(source.path(), &limits, shop), |built| built);
+    let mount = shop.mount(&built.layer);
+    assert_same(&expected, &facts(mount.path()));
+    let files = FileIndex::decode(&built.files.encode()).unwrap();
+    // What a donor has is not stored again.
+    let again = shop.make(&[&files], |shop| from_directory(source.path(), &limits, shop), |built| built);
+    let stored = again.blob.as_ref().map_or(0, |blob| blob.index.size());
+    assert!(stored <= 16 << 10, "{stored} bytes stored again, of two sparse files");
+    let mount = shop.mount(&again.layer);
+    assert_same(&expected, &facts(mount.path()));
+}
+
+#[test]
+fn equal_files_are_stored_once() {
+    let content = vec![7; 100_000];
+    let mut large: Vec<u8> =
+        (0..5_000_000u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    large.truncate(5_000_001);
+    let tar = Archive::new()
+        .file("a", &content)
+        .file("large", &large)
+        .file("b", &content)
+        .file("large-again", &large)
+        .file("c", b"c")
+        .file("large-but-one", &large[1..])
+        .finish();
+    let mut shop = Shop::new();
+    let built = shop.bytes(&tar);
+    let blob = built.blob.as_ref().unwrap();
+    assert_eq!(blob.index.size(), (25 + 1221 + 1 + 1221) * 4096);
+    let mount = shop.mount(&built.layer);
+    for (name, expected) in [
+        ("a", &content[..]),
+        ("b", &content),
+        ("c", b"c"),
+        ("large", &large),
+        ("large-again", &large),
+        ("large-but-one", &large[1..]),
+    ] {
+        assert!(fs::read(mount.path().join(name)).unwrap() == expected, "{name}");
+    }
+}
+
+#[test]
+fn a_second_pack_of_an_upper_directory_stores_what_changed() {
+    let upper = tempfile::tempdir().unwrap();
+    shell(
+        upper.path(),
+        "mkdir d; for i in 1 2 3 4 5 6 7 8; do head -c 50000 /dev/urandom > d/$i; done
+         truncate -s 1M d/sparse; printf x | dd of=d/sparse bs=1 seek=500000 conv=notrunc status=none
+         sleep 0.1; touch last",
+    );
+    let limits = ImportLimits::default();
+    let mut shop = Shop::new();
+    let none = Previous::default();
+    let (first, previous) =
+        shop.make(&[], |shop| from_upper(upper.path(), &none, &limits, shop), |made| &made.0);
+    let previous = Previous::decode(&previous.encode()).unwrap();
+    assert_eq!(previous.len(), 9);
+    assert_eq!(first.blob.as_ref().unwrap().index.size(), (8 * 13 + 1) * 4096);
+    shell(
+        upper.path(),
+        "printf y >> d/3; chmod 600 d/4; rm d/5; mv d/6 six; ln d/7 seven; printf new > d/new",
+    );
+    let (second, _) =
+        shop.make(&[], |shop| from_upper(upper.path(), &previous, &limits, shop), |made| &made.0);
+    // d/3 and d/new; d/4 and what else has a new change time is read again, and found to be the same as nothing.
+    let stored = second.blob.as_ref().unwrap().index.size();
+    assert!(stored <= (13 * 4 + 1) * 4096, "{stored}");
+    let mount = shop.mount(&second.layer);
+    assert_same(&facts(upper.path()), &facts(mount.path()));
+    // With the first pack as a donor only what is new is stored.
+    let (third, _) =
+        shop.make(&[&first.files], |shop| from_upper(upper.path(), &previous, &limits, shop), |made| &made.0);
+    assert_eq!(third.blob.as_ref().unwrap().index.size(), (13 + 1) * 4096);
+}
+
+/// Merges the layers of an image as the store does, and compares with the image that is imported whole.
+fn assert_merges_like_import(source: &std::path::Path) -> LayerTree {
+    let mut shop = Shop::new();
+    let built = shop.archive(source);
+    // Through their images, as they come out of a store.
+    let layers: Vec<_> =
+        built.iter().map(|built| LayerTree::decode(&encoded(&built.layer)).unwrap()).collect();
+    let all: Vec<_> = layers.iter().collect();
+    let merged = merge(&all, Hidden::Drop, 1_000_000).unwrap();
+    let mount = shop.mount(&merged);
+    let store = Store::new();
+    let record = store.import(source).unwrap();
+    let whole = Mount::erofs(&store.store.blob_path(&record.digest));
+    assert_same(&facts(whole.path()), &facts(mount.path()));
+    merged
+}
+
+fn image_of(layers: Vec<Vec<u8>>) -> tempfile::NamedTempFile {
+    let mut layout = Layout::default();
+    let manifest = layout.manifest("amd64", &layers);
+    layout.manifests.push(manifest);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), layout.tar()).unwrap();
+    file
+}
+
+#[test]
+fn merged_layers_of_an_image_are_the_image_imported_whole() {
+    let first = Archive::new()
+        .dir("usr")
+        .dir("usr/lib")
+        .symlink("lib", "usr/lib")
+        .dir("etc")
+        .file("etc/a", b"a1")
+        .file("etc/b", b"b1")
+        .dir("gone")
+        .file("gone/x", b"x")
+        .dir("opaque")
+        .file("opaque/old", b"old")
+        .dir("became")
+        .file("became/in", b"1")
+        .file("linked", b"linked")
+        .hard_link("second", "linked")
+        .file("file", b"file");
+    let second = Archive::new()
+        .file("lib/followed", b"f")
+        .file("etc/a", b"a2")
+        .file("etc/.wh.b", b"")
+        .file(".wh.gone", b"")
+        .file("opaque/new", b"new")
+        .file("opaque/.wh..wh..opq", b"")
+        .file("became", b"a file now")
+        .hard_link("third", "linked")
+        .file("implied/deep/x", b"x")
+        .dir("file")
+        .file("file/in", b"in")
+        .file("nowhere/.wh.nothing", b"");
+    let third = Archive::new()
+        .file(".wh.linked", b"")
+        .dir("gone")
+        .file("gone/back", b"back")
+        .file("implied/.wh.deep", b"")
+        .file("implied/deep/y", b"y")
+        .file("etc/.wh.a", b"")
+        .file("etc/a", b"a3")
+        .dir("opaque")
+        .file("opaque/z", b"z");
+    let image = image_of(vec![first.finish(), second.finish(), third.finish()]);
+    let merged = assert_merges_like_import(image.path());
+    assert_eq!(merged.blobs.len(), 3);
+}
+
+#[test]
+fn a_layer_is_known_by_what_it_unpacks_to() {
+    let tar = Archive::new().file("a", b"a").finish();
+    let packed = zstd::encode_all(tar.as_slice(), 1).unwrap();
+    let image = image_of(vec![packed]);
+    let built = Shop::new().archive(image.path()).pop().unwrap();
+    assert_eq!(built.diff_id.unwrap(), support::layout::sha256(&tar));
+}
+
+#[test]
+fn an_image_of_127_layers_merges() {
+    let layers = (0..127u32).map(|number| {
+        Archive::new()
+            .dir("d")
+            .file("d/same", number.to_string().as_bytes())
+            .file(&format!("d/{number}"), format!("of {number}").as_bytes())
+            .file(&format!("d/.wh.{}", number.wrapping_sub(2)), b"")
+            .file(&format!("only/{}/{number}", number % 3), b"x")
+            .finish()
+    });
+    let image = image_of(layers.collect());
+    let merged = assert_merges_like_import(image.path());
+    assert_eq!(merged.blobs.len(), 127);
+}
+
+/// A sandbox's writes, done through overlayfs as sandboxes mount it.
+#[test]
+fn an_upper_directory_packs_to_what_the_overlay_showed() {
+    let base = tempfile::tempdir().unwrap();
+    source_tree(base.path());
+    shell(
+        base.path(),
+        "mkdir -p tree/a/b tree/c; printf 1 > tree/a/one; printf 2 > tree/a/b/two; printf 3 > tree/c/3",
+    );
+    let mut shop = Shop::new();
+    let limits = ImportLimits::default();
+    let lower = shop.make(&[], |shop| from_directory(base.path(), &limits, shop), |built| built);
+    let lower_mount = shop.mount(&lower.layer);
+    let writable = Mount::tmpfs("64m");
+    shell(writable.path(), "mkdir u w");
+    let options = format!(
+        "lowerdir={},upperdir={1}/u,workdir={1}/w,redirect_dir=on",
+        lower_mount.path().display(),
+        writable.path().display()
+    );
+    let overlay = Mount::new(&["-t", "overlay", "-o", &options, "none"].map(std::ffi::OsStr::new));
+    shell(
+        overlay.path(),
+        r#"
+        printf more >> bin/one; rm bin/4096; chmod 700 bin/large; rm -r deep; mkdir deep; printf new > deep/new
+        mv tree moved; printf x > moved/a/x; rm moved/a/one; mv moved/a/b moved/c/b2; mkdir tree; printf t > tree/t
+        rm absolute; mkdir absolute; printf in > absolute/in; ln moved/c/3 three; mkfifo pipe2; mknod zero c 1 5
+        truncate -s 9M big; printf y | dd of=big bs=1 seek=5000000 conv=notrunc status=none
+        mv bin/4095 renamed; ln -sf elsewhere dangling; printf n > "$(printf 'new-\377')"
+        "#,
+    );
+    let expected = facts(overlay.path());
+    drop(overlay);
+    let upper = writable.path().join("u");
+    let none = Previous::default();
+    let (built, _) =
+        shop.make(&[&lower.files], |shop| from_upper(&upper, &none, &limits, shop), |made| &made.0);
+    let layer = resolve_redirects(&built.layer, &lower.layer, 100_000).unwrap();
+    let merged = merge(&[&lower.layer, &layer], Hidden::Drop, 100_000).unwrap();
+    let mount = shop.mount(&merged);
+    let without_links = |mut all: std::collections::BTreeMap<Vec<u8>, support::Facts>| {
+        // Overlayfs without an index breaks hard links when it copies up, and counts differently.
+        all.values_mut().for_each(|facts| (facts.links, facts.same_as) = (0, Vec::new()));
+        all
+    };
+    let expected = without_links(expected);
+    assert_same(&expected, &without_links(facts(mount.path())));
+    // As layers on each other, too: the kernel follows whiteouts and opaque directories, and no redirect is left.
+    let upper_mount = shop.mount(&layer);
+    let options = format!("lowerdir={}:{}", upper_mount.path().display(), lower_mount.path().display());
+    let overlay = Mount::new(&["-t", "overlay", "-o", &options, "none"].map(std::ffi::OsStr::new));
+    assert_same(&expected, &without_links(facts(overlay.path())));
+    drop(overlay);
+    // And out again: as an OCI layer on top of the lower one, made anew.
+    let oci = oci_form(&layer);
+    let export = shop.unchecked(&oci);
+    assert!(
+        export.path().join("bin/.wh.4096").is_file() && export.path().join("deep/.wh..wh..opq").is_file()
+    );
+    let tar = shop.dir.path().join("export.tar");
+    archived(export.path(), &tar, &["--format=pax", "--xattrs", "--xattrs-include=*", "--sparse"]);
+    drop(export);
+    let image = image_of(vec![Archive::new().file("x", b"").finish(), fs::read(&tar).unwrap()]);
+    let again = shop.archive(image.path()).pop().unwrap();
+    let merged = merge(&[&lower.layer, &again.layer], Hidden::Drop, 100_000).unwrap();
+    assert_same(&expected, &without_links(facts(shop.mount(&merged).path())));
+}
+
+#[test]
+fn names_that_some_systems_confuse_and_deep_and_long_files_are_kept() {
+    let source = tempfile::tempdir().unwrap();
+    shell(
+        source.path(),
+        r#"
+        printf 1 > name; printf 2 > NAME; printf 3 > "$(printf 'caf\303\251')"; printf 4 > "$(printf 'cafe\314\201')"
+        printf 5 > "$(printf '\377\376')"; printf 6 > "$(printf '\377')"
+        truncate -s 5G long; printf end | dd of=long bs=1 seek=5368709110 conv=notrunc status=none
+        printf mid | dd of=long bs=1 seek=3000000000 conv=notrunc status=none
+        at=.; i=0; while [ $i -lt 12 ]; do
+            d=$(printf 'd/%.0s' $(seq 100)); cd -P "$at" 2>/dev/null || true; mkdir -p "$d"; cd "$d"; printf $i > f; i=$((i+1)); at=.
+        done
+        "#,
+    );
+    let mut shop = Shop::new();
+    let limits = ImportLimits::default();
+    let built = shop.make(&[], |shop| from_directory(source.path(), &limits, shop), |built| built);
+    assert!(built.blob.as_ref().unwrap().index.size() < 1 << 20);
+    // fsck.erofs recurses and reads holes.
+    let mount = shop.unchecked(&built.layer);
+    assert_eq!(built.layer.tree.iter().count(), 1 + 7 + 12 * 101);
+    let count = "find . -type f | wc -l; find . | LC_ALL=C sort | md5sum; find . -name f | wc -l";
+    assert_eq!(shell(source.path(), count), shell(mount.path(), count));
+    for name in ["name", "NAME", "caf\u{e9}", "cafe\u{301}"] {
+        assert_eq!(fs::read(source.path().join(name)).unwrap(), fs::read(mount.path().join(name)).unwrap());
+    }
+    let cmp = format!(
+        "cmp -n 1000000 '{0}/long' '{1}/long' 0 0; cmp -i 2999999000 -n 2000 '{0}/long' '{1}/long'; cmp -i 5368708000 '{0}/long' '{1}/long'",
+        source.path().display(),
+        mount.path().display()
+    );
+    shell(source.path(), &cmp);
+}
+
+#[test]
+fn a_million_tiny_files_are_one_layer() {
+    const COUNT: usize = 1_000_000;
+    let mut shop = Shop::new();
+    let path = shop.dir.path().join("source");
+    let mut tar = zstd::Encoder::new(fs::File::create(&path).unwrap(), 1).unwrap();
+    for number in 0..COUNT {
+        if number % 1000 == 0 {
+            tar.write_all(&Archive::new().dir(&format!("d{}", number / 1000)).cut()).unwrap();
+        }
+        // A thousand different contents.
+        let entry =
+            Archive::new().file(&format!("d{}/{number}", number / 1000), &(number % 1000).to_le_bytes());
+        tar.write_all(&entry.cut()).unwrap();
+    }
+    tar.write_all(&Archive::new().finish()).unwrap();
+    tar.finish().unwrap();
+    let built = shop.archive(&path).pop().unwrap();
+    assert_eq!(built.layer.tree.iter().count(), 1 + COUNT + 1000);
+    assert_eq!(built.blob.as_ref().unwrap().index.size(), 1000 * 4096);
+    let mount = shop.unchecked(&built.layer);
+    for number in (0..COUNT).step_by(99_991) {
+        let content = fs::read(mount.path().join(format!("d{}/{number}", number / 1000))).unwrap();
+        assert_eq!(content, (number % 1000).to_le_bytes());
+    }
+}
