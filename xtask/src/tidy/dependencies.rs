@@ -32,11 +32,20 @@ const SMALL_AGENT: Rule = Rule {
     name: "small-agent",
     reason: "the agent runs once in every sandbox and must stay below 1 MiB of private memory",
 };
+const STORE_ALONE: Rule = Rule {
+    name: "store-alone",
+    reason: "the store is read and written from anywhere: builders, nodes, tools; it knows no node and needs no root",
+};
 const PRIVILEGED: [&str; 4] = ["dsec-sys", "dsec-image", "dsec-backend", "dsec-edge"];
 
-const WALLS: [Wall; 3] = [
+const WALLS: [Wall; 4] = [
     Wall { from: "dsec-control", to: &PRIVILEGED, rule: ROOTLESS },
     Wall { from: "dsec", to: &PRIVILEGED, rule: ROOTLESS },
+    Wall {
+        from: "dsec-store",
+        to: &["dsec-sys", "dsec-backend", "dsec-edge", "dsec-proto", "reqwest"],
+        rule: STORE_ALONE,
+    },
     Wall { from: "dsec-aether", to: &["tokio", "hyper", "serde_json"], rule: SMALL_AGENT },
 ];
 

@@ -1,0 +1,226 @@
+//! From settings to an open backend: a directory, or a bucket through hyper and rustls.
+//!
+//! The bucket's HTTP client is hyper's and not the one that `object_store` brings, which would build a second cryptographic library
+//! beside the workspace's and loads certificates also where only plain HTTP is spoken.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::BodyExt as _;
+use hyper_rustls::HttpsConnector;
+use hyper_util::client::legacy::{Client, connect::HttpConnector as TcpConnector};
+use hyper_util::rt::TokioExecutor;
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse,
+    HttpResponseBody, HttpService,
+};
+use object_store::local::LocalFileSystem;
+use object_store::prefix::PrefixStore;
+use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
+use rustls::{ClientConfig, RootCertStore};
+use serde::Deserialize;
+
+use crate::error::StoreError;
+
+/// How long a bucket may take to accept a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Idle connections kept open to a bucket: as many as uploads and fetches under way at once are likely to need.
+const IDLE_CONNECTIONS_MAX: usize = 64;
+
+/// Which store, and how it is reached.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StoreSettings {
+    /// `/path`, `file:///path` or `s3://bucket/prefix`.
+    pub url: String,
+    /// The bucket's server if it is not Amazon's, such as `https://storage:9000`. Else `AWS_ENDPOINT_URL`.
+    #[serde(default)]
+    pub endpoint: Option<String>,
+    /// Else `AWS_REGION`, else `us-east-1`.
+    #[serde(default)]
+    pub region: Option<String>,
+    /// Else `AWS_ACCESS_KEY_ID`, or what the machine's role gives.
+    #[serde(default)]
+    pub access_key_id: Option<String>,
+    /// Else `AWS_SECRET_ACCESS_KEY`.
+    #[serde(default)]
+    pub secret_access_key: Option<String>,
+    /// Whether the server may be spoken to in the clear.
+    #[serde(default)]
+    pub allow_http: bool,
+    /// How long one request may take, its body included, in milliseconds. A pack is 32 MiB.
+    #[serde(default = "request_ms_default")]
+    pub request_ms_max: u64,
+    /// How long a request is tried again when the server fails or is not there, in milliseconds.
+    #[serde(default = "retry_ms_default")]
+    pub retry_ms_max: u64,
+}
+
+fn request_ms_default() -> u64 {
+    60_000
+}
+
+fn retry_ms_default() -> u64 {
+    30_000
+}
+
+impl StoreSettings {
+    /// The store at this place, all else by default.
+    pub fn new(url: impl Into<String>) -> Self {
+        Self {
+            url: url.into(),
+            endpoint: None,
+            region: None,
+            access_key_id: None,
+            secret_access_key: None,
+            allow_http: false,
+            request_ms_max: request_ms_default(),
+            retry_ms_max: retry_ms_default(),
+        }
+    }
+}
+
+/// An open backend.
+pub(crate) struct Backend {
+    pub(crate) objects: Arc<dyn ObjectStore>,
+    /// The same place without a flush after each write, for leases: they need to be seen and not to outlive a crash.
+    pub(crate) brief: Arc<dyn ObjectStore>,
+    /// The directory, if it is one.
+    pub(crate) directory: Option<PathBuf>,
+}
+
+/// Opens the backend; `create` makes a directory that is not there.
+pub(crate) fn open(settings: &StoreSettings, create: bool) -> Result<Backend, StoreError> {
+    let bad = |problem: String| StoreError::Settings { given: settings.url.clone(), problem };
+    let path = settings.url.strip_prefix("file://").unwrap_or(&settings.url);
+    if path.starts_with('/') {
+        if create {
+            std::fs::create_dir_all(path).map_err(|error| bad(format!("it cannot be made: {error}")))?;
+        }
+        let open = || {
+            LocalFileSystem::new_with_prefix(path).map_err(|error| StoreError::Unavailable {
+                what: settings.url.clone(),
+                source: Box::new(error),
+            })
+        };
+        let objects = Arc::new(open()?.with_fsync(true));
+        return Ok(Backend { objects, brief: Arc::new(open()?), directory: Some(PathBuf::from(path)) });
+    }
+    let Some(rest) = settings.url.strip_prefix("s3://") else {
+        return Err(bad("it must be /path, file:///path or s3://bucket/prefix".to_owned()));
+    };
+    let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+    if bucket.is_empty() {
+        return Err(bad("the bucket has no name".to_owned()));
+    }
+    let retry = RetryConfig {
+        backoff: BackoffConfig { max_backoff: Duration::from_secs(3), ..BackoffConfig::default() },
+        retry_timeout: Duration::from_millis(settings.retry_ms_max),
+        ..RetryConfig::default()
+    };
+    let timeout = Duration::from_millis(settings.request_ms_max);
+    let mut builder = AmazonS3Builder::from_env()
+        .with_bucket_name(bucket)
+        .with_retry(retry)
+        .with_client_options(ClientOptions::new().with_allow_http(settings.allow_http));
+    for (key, value) in [
+        (AmazonS3ConfigKey::Endpoint, &settings.endpoint),
+        (AmazonS3ConfigKey::Region, &settings.region),
+        (AmazonS3ConfigKey::AccessKeyId, &settings.access_key_id),
+        (AmazonS3ConfigKey::SecretAccessKey, &settings.secret_access_key),
+    ] {
+        if let Some(value) = value {
+            builder = builder.with_config(key, value);
+        }
+    }
+    let endpoint = builder.get_config_value(&AmazonS3ConfigKey::Endpoint);
+    let plain = endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));
+    if plain && !settings.allow_http {
+        return Err(bad(
+            "its endpoint is plain http: set allow_http if the network may be trusted".to_owned()
+        ));
+    }
+    let builder = builder.with_http_connector(Hyper { timeout, plain });
+    let objects = builder.build().map_err(|error| bad(error.to_string()))?;
+    let objects: Arc<dyn ObjectStore> = match prefix.trim_matches('/') {
+        "" => Arc::new(objects),
+        prefix => Arc::new(PrefixStore::new(objects, prefix)),
+    };
+    Ok(Backend { brief: Arc::clone(&objects), objects, directory: None })
+}
+
+/// Makes the HTTP clients of a bucket.
+#[derive(Debug)]
+struct Hyper {
+    timeout: Duration,
+    /// The endpoint is plain HTTP.
+    plain: bool,
+}
+
+impl HttpConnector for Hyper {
+    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
+        let mut tcp = TcpConnector::new();
+        tcp.enforce_http(false);
+        tcp.set_nodelay(true);
+        tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
+        let tls = hyper_rustls::HttpsConnectorBuilder::new()
+            .with_tls_config(self.tls()?)
+            .https_or_http()
+            .enable_http1()
+            .wrap_connector(tcp);
+        let client =
+            Client::builder(TokioExecutor::new()).pool_max_idle_per_host(IDLE_CONNECTIONS_MAX).build(tls);
+        Ok(HttpClient::new(Service { client, timeout: self.timeout }))
+    }
+}
+
+impl Hyper {
+    /// With the host's certificates, or none if nothing but plain HTTP will be spoken.
+    fn tls(&self) -> object_store::Result<ClientConfig> {
+        let failed = |source| object_store::Error::Generic { store: "S3", source };
+        let mut roots = RootCertStore::empty();
+        if !self.plain {
+            let found = rustls_native_certs::load_native_certs();
+            roots.add_parsable_certificates(found.certs);
+            if roots.is_empty() {
+                return Err(failed("this host has no certificates to check the server's with".into()));
+            }
+        }
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| failed(Box::new(error)))?;
+        Ok(config.with_root_certificates(roots).with_no_client_auth())
+    }
+}
+
+/// One HTTP client.
+#[derive(Debug)]
+struct Service {
+    client: Client<HttpsConnector<TcpConnector>, HttpRequestBody>,
+    timeout: Duration,
+}
+
+#[async_trait::async_trait]
+impl HttpService for Service {
+    /// Reads the whole answer, so that the time limit is on all of it and a body that breaks off is tried again.
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let exchange = async {
+            let response = self.client.request(request).await.map_err(|error| {
+                let kind =
+                    if error.is_connect() { HttpErrorKind::Connect } else { HttpErrorKind::Interrupted };
+                HttpError::new(kind, error)
+            })?;
+            let (head, body) = response.into_parts();
+            let body = body.collect().await.map_err(|e| HttpError::new(HttpErrorKind::Interrupted, e))?;
+            let body = http_body_util::Full::new(body.to_bytes()).map_err(|never| match never {});
+            Ok(HttpResponse::from_parts(head, HttpResponseBody::new(body)))
+        };
+        match tokio::time::timeout(self.timeout, exchange).await {
+            Ok(done) => done,
+            Err(elapsed) => Err(HttpError::new(HttpErrorKind::Timeout, elapsed)),
+        }
+    }
+}

@@ -1,0 +1,320 @@
+//! Leases: what somebody is using or publishing right now, so that a collection leaves it.
+//!
+//! ```text
+//! leases/<id>.alive               who holds it and for how long; written again by a task, dated by the store
+//! leases/<id>.hold.<key, / as +>  one object that is held
+//! ```
+//!
+//! A hold is an object of its own and is never changed, so that holding more neither rewrites a list nor waits for another hold. A
+//! hold counts as long as its lease is not known to have run out; collectors give a lease twice its time.
+
+use std::collections::BTreeMap;
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use dsec_image::layer::{LayerId, Manifest};
+use object_store::PutMode;
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+
+use crate::error::StoreError;
+use crate::store::{Found, Store, json, random};
+use crate::{collect, key};
+
+/// Renewals in the time a lease has: two may fail.
+const RENEWALS: u32 = 3;
+/// How often a collection that is about to remove what is wanted is looked at again.
+const COLLECTION_POLL: Duration = Duration::from_millis(200);
+
+#[derive(Serialize, Deserialize)]
+struct Alive {
+    holder: String,
+    ttl_ms: u64,
+}
+
+/// A lease, renewed until it is released or dropped. Dropped, it runs out by itself.
+#[derive(Debug)]
+pub struct Lease {
+    store: Store,
+    id: String,
+    ttl: Duration,
+    held: Mutex<HashSet<String>>,
+    /// When the last renewal that succeeded was begun; `None` once it was lost.
+    renewed: Arc<Mutex<Option<Instant>>>,
+    renewer: tokio::task::JoinHandle<()>,
+}
+
+impl Lease {
+    /// Takes a new lease for `holder`, a node or a publisher, that lives `ttl` past its last sign of life.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn begin(store: &Store, holder: &str, ttl: Duration) -> Result<Self, StoreError> {
+        let plain: String = holder
+            .chars()
+            .map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '-' })
+            .take(64)
+            .collect();
+        let id = format!("{plain}-{}", random()?);
+        let begun = Instant::now();
+        let alive = json(&Alive { holder: holder.to_owned(), ttl_ms: ttl.as_millis() as u64 });
+        store.put_brief(&alive_key(&id), alive.clone(), PutMode::Create).await?;
+        Ok(Self::running(store, id, alive, ttl, HashSet::new(), begun))
+    }
+
+    /// Goes on with a lease that this holder's last process had, with all that it holds.
+    ///
+    /// # Errors
+    /// `LeaseLost` if it has run out.
+    pub async fn adopt(store: &Store, id: &str, ttl: Duration) -> Result<Self, StoreError> {
+        let begun = Instant::now();
+        let lost = || StoreError::LeaseLost { lease: id.to_owned() };
+        let all = Leases::read(store).await?;
+        let alive = all.alive.get(id).filter(|alive| !alive.has_run_out).ok_or_else(lost)?;
+        let bytes = json(&Alive { holder: alive.holder.clone(), ttl_ms: ttl.as_millis() as u64 });
+        renew(store, id, bytes.clone()).await?;
+        let held = all.holds.iter().filter(|hold| hold.lease == id).map(|hold| hold.key.clone()).collect();
+        Ok(Self::running(store, id.to_owned(), bytes, ttl, held, begun))
+    }
+
+    fn running(
+        store: &Store,
+        id: String,
+        alive: Bytes,
+        ttl: Duration,
+        held: HashSet<String>,
+        begun: Instant,
+    ) -> Self {
+        let renewed = Arc::new(Mutex::new(Some(begun)));
+        let renewer = tokio::spawn(keep_alive(store.clone(), id.clone(), alive, ttl, Arc::clone(&renewed)));
+        Self { store: store.clone(), id, ttl, held: Mutex::new(held), renewed, renewer }
+    }
+
+    /// Its id, to adopt it by.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// The store it is in.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Holds a layer, and with it all it refers to, and reads its manifest.
+    ///
+    /// # Errors
+    /// `NotFound` if it is gone or about to go.
+    pub async fn use_layer(&self, layer: &LayerId) -> Result<Manifest, StoreError> {
+        self.settle(&key::layer(layer)).await?;
+        self.store.manifest(layer).await
+    }
+
+    /// Lets go of a layer. Whoever uses it several times counts, and calls this at the last.
+    ///
+    /// # Errors
+    /// [`StoreError`]; the lease then still holds it.
+    pub async fn release_layer(&self, layer: &LayerId) -> Result<(), StoreError> {
+        let key = key::layer(layer);
+        self.store.delete(&hold_key(&self.id, &key)).await?;
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+        Ok(())
+    }
+
+    /// Gives the lease back with all it holds.
+    ///
+    /// # Errors
+    /// [`StoreError`]; it then runs out by itself.
+    pub async fn release(self) -> Result<(), StoreError> {
+        self.renewer.abort();
+        let held: Vec<String> =
+            self.held.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect();
+        for key in held {
+            self.store.delete(&hold_key(&self.id, &key)).await?;
+        }
+        self.store.delete(&alive_key(&self.id)).await
+    }
+
+    /// Whether what is held is still safe.
+    ///
+    /// # Errors
+    /// `LeaseLost`.
+    pub fn check(&self) -> Result<(), StoreError> {
+        let renewed = *self.renewed.lock().unwrap_or_else(PoisonError::into_inner);
+        if renewed.is_some_and(|at| at.elapsed() < self.ttl) {
+            return Ok(());
+        }
+        Err(StoreError::LeaseLost { lease: self.id.clone() })
+    }
+
+    /// Holds an object, there or not, and waits until no collection that began before is about to remove it. Then it stays if it is
+    /// there, and what is put there stays. The argument is in [`collect`].
+    pub(crate) async fn settle(&self, key: &str) -> Result<(), StoreError> {
+        self.check()?;
+        let known = self.held.lock().unwrap_or_else(PoisonError::into_inner).contains(key);
+        if known {
+            return Ok(());
+        }
+        self.store.put_brief(&hold_key(&self.id, key), Bytes::from_static(b"x"), PutMode::Create).await?;
+        while collect::is_condemned(&self.store, key).await? {
+            tokio::time::sleep(COLLECTION_POLL).await;
+            self.check()?;
+        }
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_owned());
+        Ok(())
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.renewer.abort();
+    }
+}
+
+async fn keep_alive(
+    store: Store,
+    id: String,
+    alive: Bytes,
+    ttl: Duration,
+    renewed: Arc<Mutex<Option<Instant>>>,
+) {
+    loop {
+        tokio::time::sleep(ttl / RENEWALS).await;
+        let begun = Instant::now();
+        match renew(&store, &id, alive.clone()).await {
+            Ok(()) => {
+                let mut renewed = renewed.lock().unwrap_or_else(PoisonError::into_inner);
+                // One that had run out in the meantime stays lost, whatever the store still shows.
+                match *renewed {
+                    Some(last) if last.elapsed() < ttl => *renewed = Some(begun),
+                    _ => *renewed = None,
+                }
+            }
+            Err(StoreError::LeaseLost { .. }) => {
+                *renewed.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                tracing::warn!(lease = id, "lease lost");
+                return;
+            }
+            Err(error) => {
+                tracing::warn!(lease = id, error = &error as &dyn std::error::Error, "lease not renewed")
+            }
+        }
+    }
+}
+
+async fn renew(store: &Store, id: &str, alive: Bytes) -> Result<(), StoreError> {
+    let key = alive_key(id);
+    if store.head(&key).await?.is_none() {
+        return Err(StoreError::LeaseLost { lease: id.to_owned() });
+    }
+    store.put_brief(&key, alive, PutMode::Overwrite).await
+}
+
+fn alive_key(id: &str) -> String {
+    format!("{}/{id}.alive", key::LEASES)
+}
+
+fn hold_key(id: &str, key: &str) -> String {
+    format!("{}/{id}.hold.{}", key::LEASES, key.replace('/', "+"))
+}
+
+/// One lease as a collector sees it.
+pub(crate) struct Seen {
+    holder: String,
+    has_run_out: bool,
+}
+
+/// One hold as a collector sees it.
+pub(crate) struct Hold {
+    lease: String,
+    key: String,
+    object: String,
+}
+
+/// All leases.
+pub(crate) struct Leases {
+    alive: BTreeMap<String, Seen>,
+    holds: Vec<Hold>,
+}
+
+impl Leases {
+    /// Reads all leases. What is held by a lease that is not seen counts: it may have begun during the listing.
+    pub(crate) async fn read(store: &Store) -> Result<Self, StoreError> {
+        let found = store.list(key::LEASES, None).await?;
+        let now_ms = store.now_ms().await?;
+        let mut leases = Self { alive: BTreeMap::new(), holds: Vec::new() };
+        for object in found {
+            let Some(name) = object.key.strip_prefix(key::LEASES).and_then(|key| key.strip_prefix('/'))
+            else {
+                continue;
+            };
+            if let Some((lease, key)) = name.split_once(".hold.") {
+                leases.holds.push(Hold {
+                    lease: lease.to_owned(),
+                    key: key.replace('+', "/"),
+                    object: object.key,
+                });
+            } else if let Some(id) = name.strip_suffix(".alive").map(str::to_owned)
+                && let Some(seen) = read_one(store, &object, now_ms).await?
+            {
+                leases.alive.insert(id, seen);
+            }
+        }
+        Ok(leases)
+    }
+
+    /// The keys that are held.
+    pub(crate) fn held(&self) -> impl Iterator<Item = &str> {
+        self.holds.iter().filter(|hold| !self.has_run_out(&hold.lease)).map(|hold| hold.key.as_str())
+    }
+
+    fn has_run_out(&self, lease: &str) -> bool {
+        self.alive.get(lease).is_some_and(|seen| seen.has_run_out)
+    }
+
+    /// Removes what leases that have run out left, and what was held by none that is there. Returns how many objects.
+    pub(crate) async fn remove_run_out(&self, store: &Store) -> Result<u64, StoreError> {
+        let mut removed = 0;
+        for (id, _) in self.alive.iter().filter(|(_, seen)| seen.has_run_out) {
+            store.delete(&alive_key(id)).await?;
+            removed += 1;
+        }
+        for hold in &self.holds {
+            let gone = match self.alive.get(&hold.lease) {
+                Some(seen) => seen.has_run_out,
+                None => store.head(&alive_key(&hold.lease)).await?.is_none(),
+            };
+            if gone {
+                store.delete(&hold.object).await?;
+                removed += 1;
+            }
+        }
+        Ok(removed)
+    }
+}
+
+async fn read_one(store: &Store, object: &Found, now_ms: i64) -> Result<Option<Seen>, StoreError> {
+    let bytes = match store.get(&object.key, "a lease").await {
+        Ok(bytes) => bytes,
+        Err(StoreError::NotFound { .. }) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let alive: Alive =
+        serde_json::from_slice(&bytes).map_err(|error| StoreError::damaged(&object.key, error))?;
+    let is_old = |modified_ms: i64| now_ms.saturating_sub(modified_ms) > 2 * alive.ttl_ms as i64;
+    // The listing may have taken long: what looks old is looked at again.
+    let has_run_out = is_old(object.modified_ms)
+        && store.head(&object.key).await?.is_none_or(|now| is_old(now.modified_ms));
+    Ok(Some(Seen { holder: alive.holder, has_run_out }))
+}
+
+/// Who holds this key, if anybody does.
+pub(crate) async fn holder_of(store: &Store, key: &str) -> Result<Option<String>, StoreError> {
+    let leases = Leases::read(store).await?;
+    let hold = leases.holds.iter().find(|hold| hold.key == key && !leases.has_run_out(&hold.lease));
+    Ok(hold.map(|hold| match leases.alive.get(&hold.lease) {
+        Some(seen) => seen.holder.clone(),
+        None => hold.lease.clone(),
+    }))
+}

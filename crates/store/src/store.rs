@@ -1,0 +1,246 @@
+//! An open store, and the few operations everything else is made of.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use object_store::path::Path;
+use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions};
+use serde::{Deserialize, Serialize};
+
+use crate::connect::{self, Backend, StoreSettings};
+use crate::error::StoreError;
+use crate::key;
+
+/// The form of stores written here, and the only one opened.
+const STORE_FORMAT: u32 = 1;
+
+#[derive(Serialize, Deserialize)]
+struct Marker {
+    format: u32,
+}
+
+/// An open store. Cheap to clone; every operation may be dropped at any point and leaves nothing half visible.
+#[derive(Clone)]
+pub struct Store(Arc<Inner>);
+
+struct Inner {
+    backend: Backend,
+    url: String,
+}
+
+/// An object and when it was written, by the store's clock.
+#[derive(Debug, Clone)]
+pub(crate) struct Found {
+    pub(crate) key: String,
+    pub(crate) size: u64,
+    pub(crate) modified_ms: i64,
+    pub(crate) e_tag: Option<String>,
+}
+
+impl From<ObjectMeta> for Found {
+    fn from(meta: ObjectMeta) -> Self {
+        Self {
+            key: meta.location.to_string(),
+            size: meta.size,
+            modified_ms: meta.last_modified.timestamp_millis(),
+            e_tag: meta.e_tag,
+        }
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Store").field(&self.0.url).finish()
+    }
+}
+
+impl Store {
+    /// Opens the store, which [`Self::create`] made once.
+    ///
+    /// # Errors
+    /// The settings name none, it cannot be reached, or the place has no store in it.
+    pub async fn open(settings: &StoreSettings) -> Result<Self, StoreError> {
+        let backend = connect::open(settings, false)?;
+        let store = Self(Arc::new(Inner { backend, url: settings.url.clone() }));
+        store.check_marker().await?;
+        Ok(store)
+    }
+
+    /// Opens the store and makes it if the place has none; a bucket itself must be there.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub async fn create(settings: &StoreSettings) -> Result<Self, StoreError> {
+        let backend = connect::open(settings, true)?;
+        let store = Self(Arc::new(Inner { backend, url: settings.url.clone() }));
+        store.put_new(key::MARKER, json(&Marker { format: STORE_FORMAT })).await?;
+        store.check_marker().await?;
+        Ok(store)
+    }
+
+    /// Where it is, as given.
+    pub fn url(&self) -> &str {
+        &self.0.url
+    }
+
+    pub(crate) fn directory(&self) -> Option<&PathBuf> {
+        self.0.backend.directory.as_ref()
+    }
+
+    /// Whether this is a store at all: a directory whose mount is gone must not pass for an empty one.
+    pub(crate) async fn check_marker(&self) -> Result<(), StoreError> {
+        let what = format!("the store's {}", key::MARKER);
+        let bytes = self.get_unchecked(key::MARKER, &what).await.map_err(|error| match error {
+            StoreError::NotFound { .. } => StoreError::Unavailable {
+                what,
+                source: format!(
+                    "there is no store at {}: make one, or see whether it is mounted",
+                    self.0.url
+                )
+                .into(),
+            },
+            other => other,
+        })?;
+        match serde_json::from_slice::<Marker>(&bytes) {
+            Ok(Marker { format: STORE_FORMAT }) => Ok(()),
+            Ok(Marker { format }) => Err(StoreError::Settings {
+                given: self.0.url.clone(),
+                problem: format!("it has format {format} and this program knows {STORE_FORMAT}"),
+            }),
+            Err(error) => Err(StoreError::damaged(format!("the store's {}", key::MARKER), error)),
+        }
+    }
+
+    /// The bytes of an object. What says what it is in errors.
+    ///
+    /// # Errors
+    /// `NotFound` only if the store itself is there.
+    pub(crate) async fn get(&self, key: &str, what: &str) -> Result<Bytes, StoreError> {
+        match self.get_unchecked(key, what).await {
+            Err(error @ StoreError::NotFound { .. }) => {
+                self.check_marker().await?;
+                Err(error)
+            }
+            other => other,
+        }
+    }
+
+    async fn get_unchecked(&self, key: &str, what: &str) -> Result<Bytes, StoreError> {
+        let read = async { self.0.backend.objects.get(&Path::from(key)).await?.bytes().await };
+        read.await.map_err(|error| StoreError::from_backend(what, error))
+    }
+
+    /// Part of an object; it may be less than asked for where the object ends.
+    pub(crate) async fn get_range(
+        &self,
+        key: &str,
+        range: std::ops::Range<u64>,
+        what: &str,
+    ) -> Result<Bytes, StoreError> {
+        let options = GetOptions { range: Some(GetRange::Bounded(range.clone())), ..GetOptions::default() };
+        let read = async { self.0.backend.objects.get_opts(&Path::from(key), options).await?.bytes().await };
+        match read.await.map_err(|error| StoreError::from_backend(what, error)) {
+            Err(error @ StoreError::NotFound { .. }) => {
+                self.check_marker().await?;
+                Err(error)
+            }
+            // A range that begins past the end is a fault of the request to both kinds of store.
+            Err(error @ StoreError::Unavailable { .. }) => match self.head(key).await? {
+                Some(found) if found.size <= range.start => Ok(Bytes::new()),
+                _ => Err(error),
+            },
+            other => other,
+        }
+    }
+
+    /// Writes an object that is not there yet. False: it is there, and was left as it is.
+    pub(crate) async fn put_new(&self, key: &str, bytes: Bytes) -> Result<bool, StoreError> {
+        put(&self.0.backend.objects, key, bytes, PutMode::Create).await
+    }
+
+    /// Writes an object in place of any that is there.
+    pub(crate) async fn replace(&self, key: &str, bytes: Bytes) -> Result<(), StoreError> {
+        put(&self.0.backend.objects, key, bytes, PutMode::Overwrite).await.map(drop)
+    }
+
+    /// As [`Self::put_new`] and [`Self::replace`], for what need not outlive a crash of the store's host.
+    pub(crate) async fn put_brief(&self, key: &str, bytes: Bytes, mode: PutMode) -> Result<(), StoreError> {
+        put(&self.0.backend.brief, key, bytes, mode).await.map(drop)
+    }
+
+    pub(crate) async fn head(&self, key: &str) -> Result<Option<Found>, StoreError> {
+        match self.0.backend.objects.head(&Path::from(key)).await {
+            Ok(meta) => Ok(Some(meta.into())),
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(StoreError::from_backend(key, error)),
+        }
+    }
+
+    /// Removes an object; one that is not there is removed already.
+    pub(crate) async fn delete(&self, key: &str) -> Result<(), StoreError> {
+        match self.0.backend.objects.delete(&Path::from(key)).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(StoreError::from_backend(key, error)),
+        }
+    }
+
+    /// Every object below a prefix that comes after a key, in the order of keys.
+    pub(crate) async fn list(&self, prefix: &str, after: Option<&str>) -> Result<Vec<Found>, StoreError> {
+        let path = Path::from(prefix);
+        let mut stream = match after {
+            Some(after) => self.0.backend.objects.list_with_offset(Some(&path), &Path::from(after)),
+            None => self.0.backend.objects.list(Some(&path)),
+        };
+        let mut found: Vec<Found> = Vec::new();
+        while let Some(meta) = stream.next().await {
+            found.push(meta.map_err(|error| StoreError::from_backend(prefix, error))?.into());
+        }
+        found.sort_by(|a, b| a.key.cmp(&b.key));
+        Ok(found)
+    }
+
+    /// The time by the clock that dates the store's objects.
+    pub(crate) async fn now_ms(&self) -> Result<i64, StoreError> {
+        let key = format!("{}/{}", key::CLOCK, random()?);
+        self.put_brief(&key, Bytes::from_static(b"x"), PutMode::Overwrite).await?;
+        let found = self.head(&key).await?;
+        self.delete(&key).await?;
+        found
+            .map(|found| found.modified_ms)
+            .ok_or_else(|| StoreError::Unavailable { what: key, source: "it vanished".into() })
+    }
+}
+
+async fn put(
+    objects: &Arc<dyn ObjectStore>,
+    key: &str,
+    bytes: Bytes,
+    mode: PutMode,
+) -> Result<bool, StoreError> {
+    let options = PutOptions { mode, ..PutOptions::default() };
+    match objects.put_opts(&Path::from(key), bytes.into(), options).await {
+        Ok(_) => Ok(true),
+        Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
+            Ok(false)
+        }
+        Err(error) => Err(StoreError::from_backend(key, error)),
+    }
+}
+
+/// A small document as bytes.
+pub(crate) fn json(value: &impl Serialize) -> Bytes {
+    serde_json::to_vec(value).unwrap_or_default().into()
+}
+
+/// Sixteen hexadecimal digits nobody else has.
+pub(crate) fn random() -> Result<String, StoreError> {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes).map_err(|error| StoreError::Unavailable {
+        what: "random bytes".to_owned(),
+        source: Box::new(error),
+    })?;
+    Ok(format!("{:016x}", u64::from_le_bytes(bytes)))
+}

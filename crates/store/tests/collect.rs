@@ -1,0 +1,138 @@
+//! Collection and leases: what is referred to stays, what is not goes, whoever dies on the way.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dsec_image::layer::LayerKind;
+use dsec_store::{CollectSettings, Collected, Collector, Lease, Publish, Store, StoreError};
+use support::{Sample, directory, label, lease, name};
+
+const KIND: LayerKind = LayerKind::Toolkit;
+const AT_ONCE: CollectSettings = CollectSettings { grace: Duration::ZERO, list_time: Duration::from_secs(3) };
+
+async fn collect(store: &Store) -> Collected {
+    // What was written in this millisecond is not older than nothing.
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    Collector::new(store, AT_ONCE).run().await.unwrap()
+}
+
+async fn remove(store: &Store, layer: &str, version: &str) {
+    store.remove_version(KIND, &name(layer), &label(version), &BTreeMap::new()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_parents_and_leases_keep_and_nothing_else_does() {
+    let (_dir, store) = directory().await;
+    let (base, tool, loose) = (Sample::new(&[1, 2]), Sample::new(&[2, 3]), Sample::new(&[3, 4]));
+    let tool = tool.over(&base.manifest);
+    let publisher = lease(&store).await;
+    base.publish(&publisher, Some(("base", "1"))).await.unwrap();
+    tool.publish(&publisher, Some(("tool", "1"))).await.unwrap();
+    loose.publish(&publisher, None).await.unwrap();
+    assert_eq!(collect(&store).await, Collected::default(), "the publisher holds it all");
+    Arc::into_inner(publisher).unwrap().release().await.unwrap();
+    remove(&store, "base", "1").await;
+    let collected = collect(&store).await;
+    assert_eq!(
+        (collected.layers, collected.indexes, collected.packs),
+        (1, 2, 1),
+        "loose alone, less what it shares"
+    );
+    let node = lease(&store).await;
+    node.use_layer(&tool.manifest.id().unwrap()).await.unwrap();
+    store.remove_version(KIND, &name("tool"), &label("1"), &BTreeMap::new()).await.unwrap_err();
+    node.release_layer(&tool.manifest.id().unwrap()).await.unwrap();
+    remove(&store, "tool", "1").await;
+    node.use_layer(&tool.manifest.id().unwrap()).await.unwrap();
+    assert_eq!(collect(&store).await, Collected::default(), "a node uses it and its parent");
+    assert!(store.verify(&tool.manifest.id().unwrap()).await.unwrap().findings.is_empty());
+    Arc::into_inner(node).unwrap().release().await.unwrap();
+    let young = CollectSettings { grace: Duration::from_secs(3600), ..AT_ONCE };
+    assert_eq!(Collector::new(&store, young).run().await.unwrap(), Collected::default(), "it is young");
+    let collected = collect(&store).await;
+    assert_eq!((collected.layers, collected.indexes, collected.packs), (2, 4, 3));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_publisher_waits_for_a_collection_that_has_its_pack_and_sends_it_again() {
+    let (dir, store) = directory().await;
+    let sample = Sample::new(&[1]);
+    let first = lease(&store).await;
+    sample.publish(&first, None).await.unwrap();
+    Arc::into_inner(first).unwrap().release().await.unwrap();
+    let pack = sample.pack_path(dir.path(), 0);
+    let key = pack.strip_prefix(dir.path()).unwrap().to_str().unwrap().to_owned();
+    // A collector that has written its list and read the leases, and is about to remove.
+    let list = dir.path().join("collect/other");
+    std::fs::create_dir_all(list.parent().unwrap()).unwrap();
+    std::fs::write(&list, format!("{{\"time_ms\":60000,\"keys\":[\"{key}\"]}}")).unwrap();
+    let session = Publish::begin(lease(&store).await).await.unwrap();
+    let bytes = sample.packs[0].clone();
+    let mut sending = tokio::spawn(async move { session.pack(bytes).await.map(|_| session) });
+    let waited = tokio::time::timeout(Duration::from_millis(700), &mut sending).await;
+    assert!(waited.is_err(), "it trusted a pack that is about to go");
+    std::fs::remove_file(&pack).unwrap();
+    std::fs::remove_file(&list).unwrap();
+    let _session = sending.await.unwrap().unwrap();
+    assert_eq!(std::fs::read(&pack).unwrap(), sample.packs[0]);
+    // From now on it is held.
+    assert_eq!(collect(&store).await.packs, 0);
+    // A list whose collector died is void after twice its time, and another collector clears it.
+    std::fs::write(&list, "{\"time_ms\":1,\"keys\":[]}").unwrap();
+    assert_eq!(collect(&store).await.leftovers, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_that_is_not_renewed_runs_out_and_one_that_is_stays() {
+    let (_dir, store) = directory().await;
+    let sample = Sample::new(&[1]);
+    let ttl = Duration::from_millis(300);
+    let publisher = Arc::new(Lease::begin(&store, "publisher", ttl).await.unwrap());
+    sample.publish(&publisher, None).await.unwrap();
+    tokio::time::sleep(ttl * 4).await;
+    assert_eq!(collect(&store).await.layers, 0, "it is renewed");
+    let id = publisher.id().to_owned();
+    drop(publisher);
+    let heir = Lease::adopt(&store, &id, ttl).await.unwrap();
+    tokio::time::sleep(ttl * 4).await;
+    assert_eq!(collect(&store).await.layers, 0, "another process went on with it");
+    drop(heir);
+    let begun = Instant::now();
+    while collect(&store).await.layers == 0 {
+        assert!(begun.elapsed() < Duration::from_secs(30), "it never ran out");
+    }
+    let error = Lease::adopt(&store, &id, ttl).await.unwrap_err();
+    assert!(matches!(error, StoreError::LeaseLost { .. }), "{error:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_read_stops_the_collection() {
+    let (dir, store) = directory().await;
+    let (named, loose) = (Sample::new(&[1]), Sample::new(&[2]));
+    let publisher = lease(&store).await;
+    named.publish(&publisher, Some(("named", "1"))).await.unwrap();
+    loose.publish(&publisher, None).await.unwrap();
+    Arc::into_inner(publisher).unwrap().release().await.unwrap();
+    let manifest = dir.path().join("layers").join(named.manifest.id().unwrap().to_string());
+    let good = std::fs::read(&manifest).unwrap();
+    for damage in [Some(&good[..good.len() - 1]), None] {
+        match damage {
+            Some(bytes) => std::fs::write(&manifest, bytes).unwrap(),
+            None => std::fs::remove_file(&manifest).unwrap(),
+        }
+        let error = Collector::new(&store, AT_ONCE).run().await.unwrap_err();
+        assert!(matches!(error, StoreError::Damaged { .. }), "{error:?}");
+        assert!(named.pack_path(dir.path(), 0).exists() && loose.pack_path(dir.path(), 0).exists());
+    }
+    remove(&store, "named", "1").await;
+    let begun = Instant::now();
+    while loose.pack_path(dir.path(), 0).exists() {
+        collect(&store).await;
+        assert!(begun.elapsed() < Duration::from_secs(30));
+    }
+}
