@@ -4,14 +4,17 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Instant;
 
+use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use dsec_http::{Awaited, Drained};
 use dsec_model::ErrorKind;
 use dsec_proto::rest;
 use futures_util::FutureExt;
 use http::header::{self, HeaderName};
-use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
+use http::{HeaderMap, HeaderValue, Method, Uri};
+use http_body::Body as _;
 
 use crate::app::App;
 use crate::failure::Failure;
@@ -32,8 +35,12 @@ pub async fn around(State(app): State<Arc<App>>, mut request: Request, next: Nex
     let method = request.method().clone();
     let uri = request.uri().clone();
 
+    let (request, awaited) = drained(request);
     let answered = AssertUnwindSafe(next.run(request)).catch_unwind().await;
     let mut response = answered.unwrap_or_else(|panic| caught(&*panic));
+    if awaited.is_some_and(|awaited| awaited.in_vain()) {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
     response.headers_mut().insert(REQUEST_ID, id.clone());
 
     let elapsed = started.elapsed();
@@ -45,6 +52,17 @@ pub async fn around(State(app): State<Arc<App>>, mut request: Request, next: Nex
     response
 }
 
+/// The request with a body that whoever refuses it may drop.
+fn drained(request: Request) -> (Request, Option<Awaited>) {
+    let (parts, body) = request.into_parts();
+    if body.is_end_stream() {
+        return (Request::from_parts(parts, body), None);
+    }
+    let body = Drained::new(body, &parts.headers);
+    let awaited = body.awaited();
+    (Request::from_parts(parts, Body::new(body)), Some(awaited))
+}
+
 struct Line<'a> {
     route: Route,
     method: &'a Method,
@@ -53,19 +71,21 @@ struct Line<'a> {
     response: &'a Response,
 }
 
-/// What operators look for is on by default: failures of the platform, and creates and stops. The
-/// rest is at debug, since a log line costs as much as the forwarding.
+/// What operators look for is on by default: failures of the platform, and what makes and ends
+/// sandboxes and images. The rest is at debug, since a log line costs as much as the forwarding.
 fn log(line: &Line<'_>, elapsed_ms: f64) {
     let status = line.response.status();
+    // A port's answer is the server's inside.
+    let failed = status.is_server_error() && !line.route.template().contains("/ports/");
     let kept = is_life_event(line.method, line.route.template());
-    if !(status.is_server_error() || kept || tracing::enabled!(tracing::Level::DEBUG)) {
+    if !(failed || kept || tracing::enabled!(tracing::Level::DEBUG)) {
         return;
     }
     let (method, route) = (line.method.as_str(), line.route.template());
     let request_id = line.id.to_str().unwrap_or_default();
     let sandbox_id = sandbox_id(line.uri, line.response);
     let (status_code, elapsed_ms) = (status.as_u16(), (elapsed_ms * 1e3).round() / 1e3);
-    if status.is_server_error() {
+    if failed {
         tracing::error!(
             method,
             route,
@@ -85,7 +105,8 @@ fn log(line: &Line<'_>, elapsed_ms: f64) {
 fn is_life_event(method: &Method, route: &str) -> bool {
     match *method {
         Method::POST => matches!(route, "/v1/sandboxes" | "/v1/sandboxes/{id}/stop"),
-        Method::DELETE => route == "/v1/sandboxes/{id}",
+        Method::PUT => route == "/v1/images/{name}",
+        Method::DELETE => matches!(route, "/v1/sandboxes/{id}" | "/v1/images/{name}"),
         _ => false,
     }
 }
@@ -142,14 +163,15 @@ pub async fn no_such_path(uri: Uri) -> Failure {
 }
 
 /// Answers a method that a path does not take. The router adds `allow`.
-pub async fn no_such_method(method: Method) -> Response {
-    Failure::new(ErrorKind::InvalidArgument, format!("this path does not take {method}"))
+pub async fn no_such_method(method: Method) -> Failure {
+    Failure::new(ErrorKind::MethodNotAllowed, format!("this path does not take {method}"))
         .hint("the `allow` header says what it takes")
-        .with_status(StatusCode::METHOD_NOT_ALLOWED)
 }
 
 #[cfg(test)]
 mod tests {
+    use http::StatusCode;
+
     use super::*;
 
     fn taken(id: &'static str) -> bool {

@@ -37,14 +37,6 @@ impl Failure {
             .hint("write large content with PUT .../files, which takes bodies of any size")
             .detail(serde_json::json!({ "limit_bytes": limit }))
     }
-
-    /// The response, under another status than the kind's own. Only 405 needs it: HTTP knows a
-    /// case that the kinds do not.
-    pub fn with_status(self, status: StatusCode) -> Response {
-        let mut response = self.into_response();
-        *response.status_mut() = status;
-        response
-    }
 }
 
 impl From<ApiError> for Failure {

@@ -6,6 +6,7 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use dsec_http::{connection_options, strip_hop_by_hop};
 use dsec_model::ErrorKind;
 use http::header::{self, HeaderName};
 use http::{HeaderMap, HeaderValue, Uri};
@@ -29,19 +30,6 @@ pub const WHOLE_BODY_MAX: u64 = 64 << 10;
 pub const PROJECT: HeaderName = HeaderName::from_static("x-dsec-project");
 /// Tells the edge which key asked.
 pub const KEY_ID: HeaderName = HeaderName::from_static("x-dsec-key-id");
-
-/// Headers of one hop (RFC 9110, 7.6.1), and `expect`, which the server has answered itself.
-const HOP_BY_HOP: [HeaderName; 9] = [
-    header::CONNECTION,
-    HeaderName::from_static("keep-alive"),
-    header::PROXY_AUTHENTICATE,
-    header::PROXY_AUTHORIZATION,
-    header::TE,
-    header::TRAILER,
-    header::TRANSFER_ENCODING,
-    header::UPGRADE,
-    header::EXPECT,
-];
 
 /// What kind of body a path takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -199,30 +187,6 @@ fn below_the_host(uri: &Uri) -> Uri {
 
 fn asks_for_upgrade(headers: &HeaderMap) -> bool {
     headers.contains_key(header::UPGRADE) && connection_options(headers).any(|option| option == "upgrade")
-}
-
-fn connection_options(headers: &HeaderMap) -> impl Iterator<Item = String> {
-    headers
-        .get_all(header::CONNECTION)
-        .into_iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .map(|option| option.trim().to_ascii_lowercase())
-}
-
-fn strip_hop_by_hop(headers: &mut HeaderMap) {
-    if headers.contains_key(header::CONNECTION) {
-        // A name in `connection` makes that header one of this hop. Ours are not for it to remove.
-        let named: Vec<String> = connection_options(headers).collect();
-        for name in named {
-            if !name.starts_with("x-dsec-") && name != "authorization" && name != "content-length" {
-                headers.remove(name);
-            }
-        }
-    }
-    for name in &HOP_BY_HOP {
-        headers.remove(name);
-    }
 }
 
 fn rewrite_headers(headers: &mut HeaderMap, caller: &Principal, upgrade: bool) {

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use axum::body::Body;
+use dsec_http::HearsOut;
 use http::{Method, Request, Response, StatusCode, Version};
 use http_body::Body as _;
 use hyper::body::Incoming;
@@ -26,7 +27,7 @@ use tokio::net::UnixStream;
 pub use pool::Pool;
 pub use tunnel::join;
 
-type Connection = http1::Connection<TokioIo<UnixStream>, Body>;
+type Connection = http1::Connection<TokioIo<HearsOut<UnixStream>>, Body>;
 
 /// Why no response came.
 #[derive(Debug)]

@@ -3,13 +3,15 @@
 
 use std::error::Error;
 use std::fmt::Write as _;
+use std::path::Path;
 
 use dsec_backend::BackendError;
 use dsec_image::{ImageNameError, ImportError, StoreError};
-use dsec_model::{ErrorKind, IdError, LimitsError, SandboxId, State};
+use dsec_model::{EndReason, ErrorKind, IdError, LimitsError, SandboxId, State};
 use dsec_proto::guest::{GuestError, GuestErrorKind};
 use dsec_proto::rest::{ApiError, Sandbox};
 
+use crate::clock::now_ms;
 use crate::guest::CallError;
 
 /// An error with all that caused it, as one text.
@@ -50,18 +52,43 @@ pub fn no_sandbox(id: &str) -> ApiError {
         .hint("`dsec ps --all` lists them; a sandbox that ended is forgotten after an hour")
 }
 
-/// The sandbox is not in a state that takes requests.
+/// The sandbox is not in a state that takes requests: says why, and since when.
 pub fn not_running(record: &Sandbox) -> ApiError {
     let hint = match record.state {
         State::Creating => "wait for it with GET /v1/sandboxes/{id}?wait_state=running",
         State::Running => "try again",
         State::Stopping | State::Stopped | State::Failed => "create another one",
     };
-    ApiError::new(ErrorKind::Conflict, format!("sandbox {} is {}", record.id, record.state.as_str()))
+    let mut message = format!("sandbox {} is {}", record.id, record.state.as_str());
+    if let Some(reason) = &record.reason {
+        let _ = write!(message, ": {}", told(reason, record));
+    }
+    if let Some(ended_ms) = record.ended_ms {
+        let seconds = now_ms().saturating_sub(ended_ms) / 1000;
+        let _ = write!(message, " ({seconds} s ago)");
+    }
+    ApiError::new(ErrorKind::Conflict, message)
         .detail(serde_json::json!({
-            "sandbox_id": record.id, "state": record.state, "reason": record.reason,
+            "sandbox_id": record.id,
+            "state": record.state,
+            "reason": record.reason,
+            "ended_ms": record.ended_ms,
         }))
         .hint(hint)
+}
+
+/// Why a sandbox ended, for a person.
+fn told(reason: &EndReason, record: &Sandbox) -> String {
+    match reason {
+        EndReason::Asked => "somebody asked for its end".to_owned(),
+        EndReason::Idle => {
+            format!("nobody used it for {} s (ttl_running_stop)", record.limits.ttl_running_stop)
+        }
+        EndReason::Lifetime => format!("its {} s were over (max_lifetime)", record.limits.max_lifetime),
+        EndReason::NodeDown => "its node was taken down".to_owned(),
+        EndReason::LaunchFailed { message } | EndReason::AgentLost { message } => message.clone(),
+        EndReason::Rebooted => "its node was restarted".to_owned(),
+    }
 }
 
 /// The agent of a sandbox cannot be reached.
@@ -119,10 +146,12 @@ impl From<CallError> for ApiError {
     }
 }
 
-/// A failed launch, as its caller is told.
-pub fn launch_failed(id: &SandboxId, error: &BackendError) -> ApiError {
+/// A failed launch, as its caller is told: with its cause, since that is what tells one host's trouble from
+/// another's, but with paths as they are below the state directory.
+pub fn launch_failed(id: &SandboxId, error: &BackendError, state_dir: &Path) -> ApiError {
     let text = chain(error);
     tracing::error!(sandbox_id = %id, error = text, "launch failed");
+    let text = text.replace(&format!("{}/", state_dir.display()), "");
     ApiError::new(ErrorKind::Internal, format!("sandbox {id} could not be launched: {text}"))
         .detail(serde_json::json!({ "sandbox_id": id }))
         .hint("`dsec doctor` checks what a launch needs")
@@ -157,21 +186,32 @@ pub fn bad_image_name(error: &ImageNameError) -> ApiError {
     invalid_field("name", error.to_string())
 }
 
-/// A failed import. Its text says what was found and what to do, so the whole chain is for the caller.
-pub fn import_failed(error: &ImportError) -> ApiError {
-    let kind = error.kind();
-    if kind == ErrorKind::Internal {
-        tracing::error!(error = chain(error), "import failed");
+/// A failed import. Its text says what was found and what to do, so the chain is for the caller, with what was
+/// sent under the name that its sender has for it. A failure of this host is for the log alone.
+pub fn import_failed(error: &ImportError, archive: &Path, source: &str) -> ApiError {
+    match error.kind() {
+        ErrorKind::Internal => internal("the image could not be imported", error),
+        ErrorKind::ResourceExhausted => no_room_for_image(error),
+        kind => {
+            tracing::info!(error = chain(error), "import refused");
+            ApiError::new(kind, chain(error).replace(&archive.display().to_string(), source))
+        }
     }
-    ApiError::new(kind, chain(error))
 }
 
 /// A failed image store.
 pub fn store_failed(error: &StoreError) -> ApiError {
-    if error.kind() == ErrorKind::Internal {
-        return internal("the image store failed", error);
+    match error.kind() {
+        ErrorKind::ResourceExhausted => no_room_for_image(error),
+        _ => internal("the image store failed", error),
     }
-    ApiError::new(error.kind(), chain(error))
+}
+
+/// The disk of the image store is full.
+pub fn no_room_for_image(error: &dyn Error) -> ApiError {
+    tracing::warn!(error = chain(error), "no room for an image");
+    ApiError::new(ErrorKind::ResourceExhausted, "the node's disk has no room for the image")
+        .hint("remove images that are not used: `dsec image ls`, `dsec image rm`")
 }
 
 #[cfg(test)]

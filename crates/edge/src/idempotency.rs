@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dsec_model::{ErrorKind, SandboxId};
-use dsec_proto::rest::{ApiError, CreateSandboxRequest};
+use dsec_proto::rest::{ApiError, CreateSandboxRequest, Exec};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::sync::watch;
@@ -13,6 +13,9 @@ use crate::error::invalid;
 
 /// Longest key, bytes.
 const KEY_MAX: usize = 128;
+/// Bytes of a first command's output that are kept with its key for an hour: 10,000 of them are 160 MB at
+/// worst, and most are short. Longer ones are read again from the sandbox while it runs.
+const OUTPUT_KEPT_MAX: usize = 16 << 10;
 
 /// A key as it is kept with its sandbox's record.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -44,7 +47,41 @@ impl StoredKey {
     }
 }
 
-type Outcome = Option<Result<SandboxId, ApiError>>;
+/// What the create of a key made.
+#[derive(Debug, Clone)]
+pub struct Made {
+    /// The sandbox.
+    pub id: SandboxId,
+    /// How its first command went, as it was answered. `None`: there was none, or an edge before this one
+    /// answered it.
+    pub first_exec: Option<Result<FirstExec, ApiError>>,
+}
+
+/// The first command of a create, as it was answered.
+#[derive(Debug, Clone)]
+pub struct FirstExec {
+    /// The answer, without output when that is larger than [`OUTPUT_KEPT_MAX`].
+    pub answer: Arc<Exec>,
+    /// The output is in it.
+    pub is_whole: bool,
+}
+
+impl FirstExec {
+    /// Keeps an answer.
+    pub fn of(exec: &Exec) -> Self {
+        let texts = [&exec.stdout, &exec.stderr, &exec.stdout_base64, &exec.stderr_base64];
+        let bytes: usize = texts.into_iter().flatten().map(String::len).sum();
+        let mut answer = exec.clone();
+        let is_whole = bytes <= OUTPUT_KEPT_MAX;
+        if !is_whole {
+            (answer.stdout, answer.stderr, answer.stdout_base64, answer.stderr_base64) =
+                (None, None, None, None);
+        }
+        Self { answer: Arc::new(answer), is_whole }
+    }
+}
+
+type Outcome = Option<Result<Made, ApiError>>;
 
 struct Slot {
     request: String,
@@ -74,8 +111,8 @@ pub struct Reservation {
 
 impl Reservation {
     /// Tells all who wait how the create went. A failed one frees the key.
-    pub fn settle(self, result: &Result<SandboxId, ApiError>) {
-        self.outcome.send_replace(Some(result.clone()));
+    pub fn settle(self, result: Result<Made, ApiError>) {
+        self.outcome.send_replace(Some(result));
     }
 }
 
@@ -117,7 +154,7 @@ impl Keys {
 
     /// Enters the key of a sandbox that is there already.
     pub fn restore(&self, key: &StoredKey, id: &SandboxId) {
-        let (_, outcome) = watch::channel(Some(Ok(id.clone())));
+        let (_, outcome) = watch::channel(Some(Ok(Made { id: id.clone(), first_exec: None })));
         self.lock()
             .insert((key.project.clone(), key.key.clone()), Slot { request: key.request.clone(), outcome });
     }
@@ -125,7 +162,7 @@ impl Keys {
     /// Forgets keys of sandboxes that are not known any more.
     pub fn retain(&self, known: impl Fn(&SandboxId) -> bool) {
         self.lock().retain(|_, slot| match &*slot.outcome.borrow() {
-            Some(Ok(id)) => known(id),
+            Some(Ok(made)) => known(&made.id),
             _ => true,
         });
     }
@@ -135,7 +172,7 @@ impl Keys {
 ///
 /// # Errors
 /// It failed.
-pub async fn outcome(mut slot: watch::Receiver<Outcome>) -> Result<SandboxId, ApiError> {
+pub async fn outcome(mut slot: watch::Receiver<Outcome>) -> Result<Made, ApiError> {
     let interrupted = || {
         ApiError::new(ErrorKind::Unavailable, "the create that this one waited for was interrupted")
             .hint("send it again with the same key")

@@ -40,6 +40,16 @@ pub fn exec() -> Result<ExecId, ApiError> {
     format!("ex-{}", base36(EXEC_CHARS)?).parse().map_err(|e| internal("an id was drawn that is none", &e))
 }
 
+/// The id of the command that a create brings along: told by the sandbox's own, so that a create that is sent
+/// again finds it.
+///
+/// # Errors
+/// Never: a part of a sandbox's id is one of an exec's.
+pub fn first_exec(sandbox: &SandboxId) -> Result<ExecId, ApiError> {
+    let random: String = sandbox.random().chars().take(EXEC_CHARS).collect();
+    format!("ex-{random}").parse().map_err(|e| internal("an id was made that is none", &e))
+}
+
 /// A name for a session whose caller gave none.
 ///
 /// # Errors

@@ -20,6 +20,9 @@ use crate::launch::Launch;
 /// Sandboxes named in the refusal to remove an image; `used_by` has all.
 const NAMED_MAX: usize = 10;
 
+/// What an image was made from when its importer did not say.
+pub const UPLOAD: &str = "upload";
+
 #[derive(Default)]
 struct Tables {
     names: BTreeMap<ImageName, Arc<ImageRecord>>,
@@ -192,7 +195,7 @@ impl Images {
         let record = self
             .store
             .import(name, archive, &ImportLimits::default(), progress)
-            .map_err(|e| import_failed(&e))?;
+            .map_err(|e| import_failed(&e, archive, source))?;
         let record = Arc::new(record);
         let mut tables = self.tables();
         // Two imports of one name may end in another order here than in the store, which decides.
@@ -206,15 +209,17 @@ impl Images {
         Ok(tables.describe(&record))
     }
 
-    /// Removes an image that no sandbox uses. Blocks.
+    /// Removes a name, and the image with its last one. Blocks.
     ///
     /// # Errors
-    /// There is none, or sandboxes use it: then their ids are in the error.
+    /// There is none, or it is the last name of an image that sandboxes use: then their ids are in the error.
     pub fn remove(&self, name: &str) -> Result<(), ApiError> {
         let parsed: ImageName = name.parse().map_err(|_| no_image(name))?;
         let mut tables = self.tables();
         let record = Arc::clone(tables.names.get(&parsed).ok_or_else(|| no_image(name))?);
-        if let Some(users) = tables.users.get(&record.digest) {
+        // The content stays for as long as another name has it, so what runs on it does not mind.
+        let is_last = tables.names.values().filter(|other| other.digest == record.digest).count() == 1;
+        if let Some(users) = tables.users.get(&record.digest).filter(|_| is_last) {
             let named: Vec<_> = users.iter().take(NAMED_MAX).map(SandboxId::as_str).collect();
             let more = if users.len() > NAMED_MAX { " and others" } else { "" };
             return Err(ApiError::new(
@@ -258,7 +263,7 @@ impl Tables {
             content_bytes: record.content_bytes,
             files: record.files,
             created_ms: record.created_unix_ms,
-            source: self.sources.get(&record.name).cloned().unwrap_or_else(|| record.source.clone()),
+            source: self.sources.get(&record.name).cloned().unwrap_or_else(|| UPLOAD.to_owned()),
             architecture: record.config.architecture.clone(),
             env: record.config.env.clone(),
             working_dir: record.config.working_dir.clone(),

@@ -15,6 +15,10 @@ pub enum ErrorKind {
     PermissionDenied,
     /// What the request names is not there.
     NotFound,
+    /// The path does not take the request's method.
+    MethodNotAllowed,
+    /// The range of the file that is asked for begins after its end.
+    RangeNotSatisfiable,
     /// It is there already, with other content.
     AlreadyExists,
     /// The thing is in a state in which this cannot be done: a stopped sandbox, an image in use.
@@ -41,6 +45,8 @@ impl ErrorKind {
             Self::Unauthenticated => "unauthenticated",
             Self::PermissionDenied => "permission_denied",
             Self::NotFound => "not_found",
+            Self::MethodNotAllowed => "method_not_allowed",
+            Self::RangeNotSatisfiable => "range_not_satisfiable",
             Self::AlreadyExists => "already_exists",
             Self::Conflict => "conflict",
             Self::TooLarge => "too_large",

@@ -116,8 +116,12 @@ pub fn quota_directory(root: BorrowedFd<'_>) -> io::Result<String> {
     Ok(format!("/sys/fs/btrfs/{uuid}/qgroups"))
 }
 
-/// Bytes that belong to a subvolume now, from [`quota_directory`].
+/// Bytes that belong to a subvolume now, from [`quota_directory`]: those on disk, and those that are written and
+/// wait for the disk. What was removed counts until the file system's next commit, within 30 s.
 pub fn used_bytes(quota_directory: &str, subvolume: u64) -> Option<u64> {
-    let text = fs::read_to_string(format!("{quota_directory}/0_{subvolume}/referenced")).ok()?;
-    text.trim().parse().ok()
+    let number = |name: &str| {
+        let text = fs::read_to_string(format!("{quota_directory}/0_{subvolume}/{name}")).ok()?;
+        text.trim().parse::<u64>().ok()
+    };
+    Some(number("referenced")?.saturating_add(number("rsv_data").unwrap_or(0)))
 }

@@ -8,6 +8,7 @@ use dsec_proto::guest::{
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
+use super::output::STDERR;
 use super::{LOOK, Phase, Session, script};
 use crate::agent::{Agent, On};
 use crate::conn::Ack;
@@ -76,7 +77,11 @@ impl Agent {
         exec.deadline = exec.time_limit();
         for which in 0..2 {
             let file = exec.file(which);
-            exec.streams[which].push(&std::mem::take(&mut session.between[which]), &self.host, &file);
+            let mut between = std::mem::take(&mut session.between[which]);
+            if which == STDERR {
+                between = session.messages.pass(&between);
+            }
+            exec.streams[which].push(&between, &self.host, &file);
         }
         session.line = Some(line);
         session.line_number += 1;
@@ -177,6 +182,7 @@ impl Agent {
         for which in 0..2 {
             self.drain_session(key, which);
         }
+        self.end_messages(key);
         let Some(session) = self.sessions.get_mut(key) else { return };
         session.status = status;
         session.line_kill = None;

@@ -17,6 +17,7 @@
 //! ```
 
 mod lines;
+mod messages;
 mod output;
 mod script;
 
@@ -39,6 +40,7 @@ use crate::start::{cgroup_of, check_name, open_to_all, output_pipe};
 use crate::sys::{self, Reaped};
 use crate::tree;
 
+use messages::Messages;
 pub(crate) use script::shell_argv;
 
 /// Sessions of one sandbox.
@@ -83,6 +85,8 @@ pub(crate) struct Session {
     control_text: Vec<u8>,
     fds: [Option<OwnedFd>; 2],
     between: [Vec<u8>; 2],
+    /// Standard error of the line that runs.
+    messages: Messages,
     /// The line that runs.
     line: Option<Key>,
     /// Its number, which its report has to name.
@@ -203,6 +207,7 @@ impl Agent {
             control_text: Vec::new(),
             fds: [None, None],
             between: [Vec::new(), Vec::new()],
+            messages: Messages::default(),
             line: None,
             line_number: 0,
             line_cpu: 0,
@@ -410,6 +415,7 @@ impl Agent {
         for which in 0..2 {
             self.drain_session(key, which);
         }
+        self.end_messages(key);
         // A report that was written before the end counts.
         self.session_control(key);
         let Some(session) = self.sessions.get_mut(key) else { return };

@@ -25,7 +25,8 @@ pub(crate) const CONTROL_FD: RawFd = 9;
 const SCRIPT_PATH: &[u8] = b"/proc/self/fd/8";
 
 /// First text: the inherited script descriptor is closed, and bash gets its name as `$0` (from 5.0
-/// on; elsewhere this is a variable like any other). Its messages still begin with the script's path.
+/// on; elsewhere this is a variable like any other). Its messages still begin with the script's path; see
+/// [`super::messages`].
 pub(super) const PRELUDE: &[u8] = b"BASH_ARGV0=bash; unset BASH_ARGV0; exec 8<&-\n";
 
 /// How a shell is started. `real` is the file behind `shell`.

@@ -104,6 +104,27 @@ fn lines_share_one_shell() {
 }
 
 #[test]
+fn messages_of_the_shell_do_not_name_the_agents_script() {
+    for with in SHELLS {
+        let sandbox = Sandbox::new();
+        let mut edge = sandbox.client();
+        open(&sandbox, &mut edge, "s", with);
+        let mut s = Session { edge: &mut edge, name: "s", count: 0 };
+        let missing = s.run("nosuchprogram; echo own >&2");
+        assert!(
+            missing.err.contains("nosuchprogram") && missing.err.ends_with("own\n"),
+            "{with}: {missing:?}"
+        );
+        let id = s.start(b"sleep 1000", 300);
+        let killed = s.edge.wait(&id);
+        assert!(killed.info.timed_out, "{with}: {killed:?}");
+        for run in [missing, killed] {
+            assert!(!run.err.contains("/proc/self/fd"), "{with}: {run:?}");
+        }
+    }
+}
+
+#[test]
 fn long_and_binary_lines_are_run_as_they_are() {
     for with in SHELLS {
         let sandbox = Sandbox::new();

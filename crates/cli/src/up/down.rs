@@ -9,6 +9,7 @@ use rustix::process::Signal;
 
 use super::identity::{Identity, Lock, Locked, Processes};
 use super::process::Program;
+use super::settings::Settings;
 use super::state::StateDir;
 use super::supervisor::{DownOutput, PATIENCE, edge_down, forget};
 use super::{DEFAULT_STATE_DIR, edge_program, locate, need_root};
@@ -151,16 +152,12 @@ fn new_text(path: &std::path::Path, shown: &mut u64) -> Option<String> {
 
 /// Says how many sandboxes will end, where the platform still knows.
 async fn announce(state: &StateDir) {
-    #[derive(serde::Deserialize)]
-    struct Listen {
-        listen: std::net::SocketAddr,
-    }
     let count = async {
-        let text = std::fs::read_to_string(state.control_config()).ok()?;
-        let listen: Listen = toml::from_str(&text).ok()?;
+        // Without the file nobody knows whose platform answers at the default address.
+        state.control_config().exists().then_some(())?;
+        let listen = Settings::resolve(state, None, None).ok()?.listen;
         let api_key = std::fs::read_to_string(state.root().join("root.key")).ok()?.trim().to_owned();
-        let target =
-            Target { url: super::state::url_of(listen.listen), api_key: Some(api_key), ca_file: None };
+        let target = Target { url: super::state::url_of(listen), api_key: Some(api_key), ca_file: None };
         let client = Client::new(target, Some(COUNT_TIMEOUT)).ok()?;
         let query = ListQuery { states: crate::commands::ps::live_states(), ..ListQuery::default() };
         Some(client.sandboxes(&query).await.ok()?.len())

@@ -6,6 +6,7 @@ mod down;
 mod identity;
 mod locate;
 mod process;
+mod settings;
 mod state;
 mod supervisor;
 
@@ -25,12 +26,13 @@ pub(crate) use doctor::{DOCTOR_EXAMPLES, DoctorArgs, doctor};
 pub(crate) use down::{DOWN_EXAMPLES, DownArgs, down};
 use identity::{Identity, Lock, Locked, Processes};
 use process::{Logs, Program};
+use settings::Settings;
 use state::StateDir;
 use supervisor::{PATIENCE, Programs, Supervisor};
 
 use crate::client::Client;
 use crate::commands::signals::Signals;
-use crate::config::{DEFAULT_LISTEN, Target};
+use crate::config::Target;
 use crate::failure::{Failure, Outcome};
 use crate::render;
 
@@ -57,12 +59,12 @@ pub(crate) struct UpArgs {
     /// Directory for images, sandboxes, keys and logs
     #[arg(long, value_name = "DIR", default_value = DEFAULT_STATE_DIR)]
     state_dir: PathBuf,
-    /// Address of the API
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = DEFAULT_LISTEN)]
-    listen: SocketAddr,
-    /// Name of this machine in the ids of its sandboxes
-    #[arg(long, value_name = "NAME", default_value = "n1")]
-    node: NodeId,
+    /// Address of the API, from now on [default: what control.toml says, else 127.0.0.1:7420]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<SocketAddr>,
+    /// Name of this machine in the ids of its sandboxes, from now on [default: what edge.toml says, else n1]
+    #[arg(long, value_name = "NAME")]
+    node: Option<NodeId>,
     /// Run in the background, and return when the API answers
     #[arg(long, short = 'd')]
     detach: bool,
@@ -81,6 +83,12 @@ enum Report {
     Failed { message: String, hint: String },
 }
 
+impl UpArgs {
+    fn settings(&self, state: &StateDir) -> Result<Settings, Failure> {
+        Settings::resolve(state, self.node.as_ref(), self.listen)
+    }
+}
+
 /// Starts the platform.
 pub(crate) async fn up(args: UpArgs, json: bool) -> Outcome {
     if args.supervise {
@@ -88,8 +96,13 @@ pub(crate) async fn up(args: UpArgs, json: bool) -> Outcome {
     }
     need_root("dsec up")?;
     let state = StateDir::new(&args.state_dir)?;
-    preflight(&args, &state)?;
-    if args.detach { detached(&args, &state, json).await } else { foreground(&args, state, json).await }
+    let settings = args.settings(&state)?;
+    preflight(&settings, &state)?;
+    if args.detach {
+        detached(&args, &settings, &state, json).await
+    } else {
+        foreground(&args, &settings, state, json).await
+    }
 }
 
 /// Refuses who is not root.
@@ -113,9 +126,10 @@ fn programs(state: &StateDir) -> Result<Programs, Failure> {
 }
 
 /// All that can be seen to be wrong before anything is made or started.
-fn preflight(args: &UpArgs, state: &StateDir) -> Result<(), Failure> {
-    if args.listen.port() == 0 {
-        return Err(Failure::new("--listen has port 0").hint("name a port, so that others can find it"));
+fn preflight(settings: &Settings, state: &StateDir) -> Result<(), Failure> {
+    if settings.listen.port() == 0 {
+        return Err(Failure::new("the address to listen on has port 0")
+            .hint("name a port, so that others can find it"));
     }
     programs(state)?;
     if let Some(Locked::Theirs(holder)) = Lock::take(state, false)? {
@@ -123,7 +137,7 @@ fn preflight(args: &UpArgs, state: &StateDir) -> Result<(), Failure> {
     }
     let left = Processes::read(&state.processes()).unwrap_or_default();
     if left.alive().is_empty() {
-        check_port(args.listen)?;
+        check_port(settings.listen)?;
     }
     state.make()?;
     state.check_room()
@@ -150,7 +164,7 @@ fn check_port(listen: SocketAddr) -> Result<(), Failure> {
 
 /// Takes the lock, ends what a killed supervisor left, writes keys and configurations, starts both.
 async fn begin(
-    args: &UpArgs,
+    settings: &Settings,
     state: StateDir,
     logs: Logs,
     signals: &mut Signals,
@@ -168,17 +182,17 @@ async fn begin(
         ));
         process.terminate(PATIENCE).await;
     }
-    check_port(args.listen)?;
+    check_port(settings.listen)?;
     state.root_key()?;
-    state.write_configs(&args.node, args.listen)?;
+    settings.write(&state)?;
     let programs = programs(&state)?;
     Supervisor::start(state, programs, logs, lock, signals).await
 }
 
-async fn foreground(args: &UpArgs, state: StateDir, json: bool) -> Outcome {
+async fn foreground(args: &UpArgs, settings: &Settings, state: StateDir, json: bool) -> Outcome {
     let mut signals = Signals::new()?;
-    let supervisor = begin(args, state.clone(), Logs::Relay, &mut signals).await?;
-    let shown = show(args, &state, std::process::id(), json).await;
+    let supervisor = begin(settings, state.clone(), Logs::Relay, &mut signals).await?;
+    let shown = show(args, settings, &state, std::process::id(), json).await;
     if let Err(failure) = &shown {
         render::failure(failure, json);
     }
@@ -194,8 +208,14 @@ async fn foreground(args: &UpArgs, state: StateDir, json: bool) -> Outcome {
 }
 
 /// Waits for the API, writes the config file, and says how to use both.
-async fn show(args: &UpArgs, state: &StateDir, pid: u32, json: bool) -> Result<(), Failure> {
-    let url = state::url_of(args.listen);
+async fn show(
+    args: &UpArgs,
+    settings: &Settings,
+    state: &StateDir,
+    pid: u32,
+    json: bool,
+) -> Result<(), Failure> {
+    let url = state::url_of(settings.listen);
     answers(&url).await?;
     let key = state.root_key()?;
     let config = state::write_user_config(&url, &key)?;
@@ -257,14 +277,14 @@ async fn answers(url: &str) -> Result<(), Failure> {
 }
 
 /// Starts a supervisor in the background and waits for its first line.
-async fn detached(args: &UpArgs, state: &StateDir, json: bool) -> Outcome {
+async fn detached(args: &UpArgs, settings: &Settings, state: &StateDir, json: bool) -> Outcome {
     let failed = |error: std::io::Error| Failure::io("cannot start the supervisor", &error);
     let log = state.open_log("up")?;
     let from = log.metadata().map(|meta| meta.len()).unwrap_or_default();
     let mut child = tokio::process::Command::new(std::env::current_exe().map_err(failed)?)
         .args(["up", "--supervise", "--state-dir"])
         .arg(state.root())
-        .args(["--listen", &args.listen.to_string(), "--node", args.node.as_str()])
+        .args(["--listen", &settings.listen.to_string(), "--node", settings.node.as_str()])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(log)
@@ -285,7 +305,7 @@ async fn detached(args: &UpArgs, state: &StateDir, json: bool) -> Outcome {
             return Err(Failure::new(format!("the supervisor ended at its start:\n  {last}")));
         }
     }
-    show(args, state, pid, json).await.map(|()| 0)
+    show(args, settings, state, pid, json).await.map(|()| 0)
 }
 
 /// The supervisor in the background: in a session of its own, so that no terminal's end reaches it.
@@ -294,7 +314,8 @@ async fn supervise(args: &UpArgs) -> Outcome {
     let begun = async {
         need_root("dsec up")?;
         rustix::process::setsid().map_err(|errno| Failure::io("cannot leave the terminal", &errno.into()))?;
-        begin(args, StateDir::new(&args.state_dir)?, Logs::File, &mut signals).await
+        let state = StateDir::new(&args.state_dir)?;
+        begin(&args.settings(&state)?, state, Logs::File, &mut signals).await
     };
     match begun.await {
         Ok(supervisor) => {

@@ -1,5 +1,4 @@
-//! The state directory: its layout, the root key, the two programs' configurations, the config file
-//! of the user.
+//! The state directory: its layout, the root key, the logs, the config file of the user.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::Write;
@@ -9,7 +8,6 @@ use std::path::{Path, PathBuf};
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use dsec_model::NodeId;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -48,26 +46,6 @@ struct Key {
     /// What a newer version keeps there.
     #[serde(flatten)]
     more: serde_json::Map<String, serde_json::Value>,
-}
-
-#[derive(Debug, Serialize)]
-struct EdgeConfig<'a> {
-    node: &'a str,
-    state_dir: &'a Path,
-    socket: PathBuf,
-}
-
-#[derive(Debug, Serialize)]
-struct ControlConfig<'a> {
-    listen: String,
-    keys_file: PathBuf,
-    nodes: Vec<NodeConfig<'a>>,
-}
-
-#[derive(Debug, Serialize)]
-struct NodeConfig<'a> {
-    name: &'a str,
-    socket: PathBuf,
 }
 
 impl StateDir {
@@ -177,7 +155,8 @@ impl StateDir {
         Ok(key)
     }
 
-    fn keys_file(&self) -> PathBuf {
+    /// The keys that may ask.
+    pub(super) fn keys_file(&self) -> PathBuf {
         self.root.join("keys.json")
     }
 
@@ -210,19 +189,6 @@ impl StateDir {
         let text = serde_json::to_string_pretty(&keys)
             .map_err(|error| Failure::new(format!("cannot write JSON: {error}")))?;
         write_private(&path, format!("{text}\n").as_bytes())
-    }
-
-    /// Writes the configurations of the two programs.
-    pub(super) fn write_configs(&self, node: &NodeId, listen: SocketAddr) -> Result<(), Failure> {
-        let node = node.as_str();
-        let edge = EdgeConfig { node, state_dir: &self.root, socket: self.socket() };
-        let control = ControlConfig {
-            listen: listen.to_string(),
-            keys_file: self.keys_file(),
-            nodes: vec![NodeConfig { name: node, socket: self.socket() }],
-        };
-        write_private(&self.edge_config(), toml_text(&edge)?.as_bytes())?;
-        write_private(&self.control_config(), toml_text(&control)?.as_bytes())
     }
 
     /// Opens a log to be added to; one that has grown too large is put aside first.
@@ -360,25 +326,6 @@ mod tests {
         assert_eq!(json["keys"].as_array().unwrap().len(), 2);
         assert_eq!(json["keys"][1]["scopes"][0], "a");
         assert_ne!(json["keys"][0]["sha256"], "cd");
-    }
-
-    #[test]
-    fn the_configurations_are_what_the_programs_read() {
-        let dir = tempfile::tempdir().unwrap();
-        let state = StateDir::new(dir.path()).unwrap();
-        state.make().unwrap();
-        state.write_configs(&"n1".parse().unwrap(), "127.0.0.1:7420".parse().unwrap()).unwrap();
-        let read = |path| toml::from_str::<toml::Value>(&std::fs::read_to_string(path).unwrap()).unwrap();
-        let root = dir.path().to_str().unwrap();
-        let edge = read(state.edge_config());
-        assert_eq!(edge["node"].as_str(), Some("n1"));
-        assert_eq!(edge["state_dir"].as_str(), Some(root));
-        assert_eq!(edge["socket"].as_str(), Some(format!("{root}/run/edge.sock").as_str()));
-        let control = read(state.control_config());
-        assert_eq!(control["listen"].as_str(), Some("127.0.0.1:7420"));
-        assert_eq!(control["keys_file"].as_str(), Some(format!("{root}/keys.json").as_str()));
-        assert_eq!(control["nodes"][0]["name"].as_str(), Some("n1"));
-        assert_eq!(control["nodes"][0]["socket"], edge["socket"]);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use dsec_http::HearsOut;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
@@ -85,7 +86,7 @@ impl Pool {
         };
         let (sender, connection) = http1::Builder::new()
             .max_buf_size(BUFFER_MAX)
-            .handshake(TokioIo::new(stream))
+            .handshake(TokioIo::new(HearsOut::new(stream)))
             .await
             .map_err(io::Error::other)?;
         Ok(Link { sender, connection })

@@ -52,5 +52,5 @@ where
 async fn leave_http(FarEnd(mut link): FarEnd) -> io::Result<(UnixStream, Bytes)> {
     poll_fn(|cx| link.connection.poll_without_shutdown(cx)).await.map_err(io::Error::other)?;
     let parts = link.connection.into_parts();
-    Ok((parts.io.into_inner(), parts.read_buf))
+    Ok((parts.io.into_inner().into_inner(), parts.read_buf))
 }

@@ -152,6 +152,8 @@ async fn handle(State(notes): State<Arc<Notes>>, request: Request) -> Response {
             report(&notes, request).await
         }
         Some("half") => half(),
+        // The body stays unread, and the connection is closed under whoever sends it.
+        Some("refuse") => refuse(),
         Some("quick") => Json(json!({ "id": "ex-1", "state": "exited", "exit_code": 0 })).into_response(),
         Some("fill") => fill(),
         Some("drain") => drain(request).await,
@@ -179,6 +181,11 @@ async fn report(notes: &Notes, request: Request) -> Response {
         "sha256": format!("{:x}", Sha256::digest(&body)),
     }))
     .into_response()
+}
+
+fn refuse() -> Response {
+    let body = json!({ "code": "conflict", "message": "it is stopped", "detail": {}, "hint": "" });
+    (StatusCode::CONFLICT, Json(body)).into_response()
 }
 
 /// Sends half of what its length promises, then nothing.

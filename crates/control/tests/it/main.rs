@@ -10,4 +10,5 @@ mod lists;
 mod overhead;
 mod placement;
 mod process;
+mod refused;
 mod upstream;

@@ -100,12 +100,14 @@ pub(super) async fn read(In(entered): In, Params(params): Params<ReadParams>, he
     let entered = Arc::new(entered);
     let (from, length) = match range {
         Some(Range::Unsatisfiable) => {
-            let mut response = super::Failure(invalid_field(
-                "range",
-                format!("the file has {size} bytes and the range begins after them"),
-            ))
+            let mut response = super::Failure(
+                ApiError::new(
+                    ErrorKind::RangeNotSatisfiable,
+                    format!("the file has {size} bytes and the range begins after them"),
+                )
+                .detail(serde_json::json!({ "field": "range", "size": size })),
+            )
             .into_response();
-            *response.status_mut() = StatusCode::RANGE_NOT_SATISFIABLE;
             if let Ok(whole) = HeaderValue::try_from(format!("bytes */{size}")) {
                 response.headers_mut().insert(header::CONTENT_RANGE, whole);
             }

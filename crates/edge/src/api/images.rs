@@ -17,9 +17,9 @@ use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
 
 use super::{Answer, Params, PathOf, Shared, json, ndjson};
-use crate::error::{internal, invalid};
+use crate::error::{internal, invalid, no_room_for_image};
 use crate::ids;
-use crate::images::parse_name;
+use crate::images::{UPLOAD, parse_name};
 use crate::node::Node;
 
 /// Disk that an upload leaves free, bytes: sandboxes write while it runs.
@@ -71,7 +71,7 @@ pub(super) async fn import(
     body: Body,
 ) -> Answer {
     let name = parse_name(&name)?;
-    let source = params.source.unwrap_or_else(|| "upload".to_owned());
+    let source = params.source.unwrap_or_else(|| UPLOAD.to_owned());
     if source.len() > SOURCE_MAX {
         return Err(invalid(format!("source has {} bytes; {SOURCE_MAX} is the most", source.len())).into());
     }
@@ -96,7 +96,7 @@ async fn receive(node: &Node, mut body: Body) -> Result<Upload, ApiError> {
     let dir = node.images.uploads();
     let upload = Upload { path: dir.join(ids::request()) };
     let failed = |e: std::io::Error| match e.kind() {
-        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => full(),
+        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => no_room_for_image(&e),
         _ => internal("the upload cannot be kept", &e),
     };
     let mut file = tokio::fs::File::create(&upload.path).await.map_err(failed)?;
@@ -111,7 +111,7 @@ async fn receive(node: &Node, mut body: Body) -> Result<Upload, ApiError> {
             since = 0;
             let fs = rustix::fs::statvfs(&dir).map_err(|e| failed(e.into()))?;
             if fs.f_bavail * fs.f_frsize < DISK_RESERVE + LOOK_EVERY {
-                return Err(full());
+                return Err(no_room_for_image(&std::io::Error::from(std::io::ErrorKind::StorageFull)));
             }
         }
         file.write_all(&bytes).await.map_err(failed)?;
@@ -121,11 +121,6 @@ async fn receive(node: &Node, mut body: Body) -> Result<Upload, ApiError> {
         return Err(invalid("the body is empty; send the image's archive"));
     }
     Ok(upload)
-}
-
-fn full() -> ApiError {
-    ApiError::new(ErrorKind::ResourceExhausted, "the node's disk has no room for the image")
-        .hint("remove images that are not used: `dsec image ls`, `dsec image rm`")
 }
 
 fn run(node: &Arc<Node>, name: &ImageName, upload: &Upload, source: &str, lines: &mpsc::Sender<ImportEvent>) {

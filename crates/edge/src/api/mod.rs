@@ -2,7 +2,9 @@
 //! check the form, find the sandbox, and hand over.
 
 mod archive;
+mod around;
 mod attach;
+mod behind;
 mod bodies;
 mod execs;
 mod files;
@@ -13,33 +15,27 @@ mod sandboxes;
 mod sessions;
 mod watch;
 
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Instant;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, FromRequestParts, Query, Request, State};
-use axum::http::{HeaderValue, StatusCode, header, request::Parts};
-use axum::middleware::{self, Next};
+use axum::http::{StatusCode, header, request::Parts};
+use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post, put};
 use dsec_model::ErrorKind;
-use dsec_proto::rest::{ApiError, REQUEST_ID, status_of};
-use futures_util::FutureExt;
+use dsec_proto::rest::{ApiError, status_of};
 use http_body_util::{BodyExt, Limited};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::invalid;
-use crate::ids;
 use crate::node::Node;
 use crate::sandbox::Entered;
 
 /// Largest JSON body, bytes: stdin of some MiB as base64 with what is around it.
 pub const JSON_BODY_MAX: usize = 8 << 20;
-/// Longest name of a request that is taken from its caller; a longer one is replaced.
-const REQUEST_ID_MAX: usize = 128;
 /// The project a request acts in, as control has found it.
 pub const PROJECT: &str = "x-dsec-project";
 
@@ -80,7 +76,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/internal/shutdown", post(nodes::shutdown))
         .fallback(no_path)
         .method_not_allowed_fallback(no_method)
-        .layer(middleware::from_fn(around))
+        .layer(middleware::from_fn(around::around))
         .with_state(node)
 }
 
@@ -93,35 +89,12 @@ async fn no_path(request: Request) -> Failure {
 
 async fn no_method(request: Request) -> Failure {
     Failure(
-        ApiError::new(ErrorKind::NotFound, format!("no {} on {}", request.method(), request.uri().path()))
-            .hint("docs/reference/http-api.md lists the methods of each path"),
+        ApiError::new(
+            ErrorKind::MethodNotAllowed,
+            format!("{} does not take {}", request.uri().path(), request.method()),
+        )
+        .hint("the `allow` header says what it takes"),
     )
-}
-
-/// Around every request: its name, its log line, and a panic of it turned into an answer.
-async fn around(mut request: Request, next: Next) -> Response {
-    let began = Instant::now();
-    let given = request.headers().get(REQUEST_ID).filter(|id| id.len() <= REQUEST_ID_MAX).cloned();
-    let id = given.unwrap_or_else(|| {
-        HeaderValue::try_from(ids::request()).unwrap_or_else(|_| HeaderValue::from_static("unnamed"))
-    });
-    request.headers_mut().insert(REQUEST_ID, id.clone());
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let answered = AssertUnwindSafe(next.run(request)).catch_unwind().await;
-    let mut response = answered.unwrap_or_else(|_| {
-        tracing::error!(op = %method, path, request_id = ?id, "a request panicked");
-        Failure(ApiError::new(ErrorKind::Internal, "the request met a defect in the edge")).into_response()
-    });
-    tracing::debug!(
-        op = %method,
-        path,
-        request_id = ?id,
-        status = response.status().as_u16(),
-        elapsed_ms = began.elapsed().as_secs_f64() * 1000.0,
-        "request answered"
-    );
-    response.headers_mut().insert(REQUEST_ID, id);
-    response
 }
 
 /// An [`ApiError`] as a response.

@@ -10,6 +10,7 @@ use axum::http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use bytes::BytesMut;
+use dsec_http::{HearsOut, strip_hop_by_hop};
 use dsec_model::ErrorKind;
 use dsec_proto::guest::{self, Request as GuestRequest};
 use dsec_proto::rest::{ApiError, REQUEST_ID};
@@ -21,6 +22,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::attach::Upgrade;
+use super::behind::Outside;
 use super::{Answer, Failure, In, PROJECT, PathOf};
 use crate::error::{internal, invalid, invalid_field};
 use crate::guest::CallError;
@@ -30,17 +32,6 @@ use crate::sandbox::Entered;
 const TCP_CHUNK: usize = 64 * 1024;
 /// The caller's `authorization` is for dsec; this one is for the server in the sandbox.
 const FORWARD_AUTHORIZATION: HeaderName = HeaderName::from_static("x-dsec-forward-authorization");
-/// Headers of one hop. Source: RFC 9110, 7.6.1.
-const HOP_BY_HOP: [HeaderName; 7] = [
-    header::CONNECTION,
-    HeaderName::from_static("keep-alive"),
-    header::PROXY_AUTHENTICATE,
-    header::PROXY_AUTHORIZATION,
-    header::TE,
-    header::TRAILER,
-    header::TRANSFER_ENCODING,
-];
-
 #[derive(Deserialize)]
 pub(super) struct PortPath {
     port: String,
@@ -66,17 +57,18 @@ pub(super) async fn http(
     axum::extract::OriginalUri(uri): axum::extract::OriginalUri,
     mut request: Request,
 ) -> Answer {
-    let target = target(&uri)?;
+    let (prefix, target) = split(&uri)?;
     let entered = Arc::new(entered);
     let stream = dial(&entered, &port).await?;
     let (mut client, connection) = hyper::client::conn::http1::Builder::new()
         .preserve_header_case(true)
-        .handshake::<_, Body>(TokioIo::new(stream))
+        .handshake::<_, Body>(TokioIo::new(HearsOut::new(stream)))
         .await
         .map_err(|e| no_http(&port, &e))?;
     tokio::spawn(connection.with_upgrades());
     let caller = request.headers().contains_key(header::UPGRADE).then(|| hyper::upgrade::on(&mut request));
     rewrite(request.headers_mut(), caller.is_some());
+    let outside = Outside::tell(prefix, &port, request.headers_mut());
     *request.uri_mut() = target;
     *request.version_mut() = axum::http::Version::HTTP_11;
     let counted = Arc::clone(&entered);
@@ -105,9 +97,8 @@ pub(super) async fn http(
         });
         return Ok(response.map(|_| Body::empty()));
     }
-    for name in &HOP_BY_HOP {
-        response.headers_mut().remove(name);
-    }
+    strip_hop_by_hop(response.headers_mut());
+    outside.correct(response.headers_mut());
     // The sandbox is in use until the body's end; the sender lives as long, or hyper would close.
     Ok(response
         .map(|body| {
@@ -120,15 +111,20 @@ pub(super) async fn http(
         .into_response())
 }
 
-/// What comes after `/http` of the path as it was sent, with its query: nothing is decoded on the way.
-fn target(uri: &Uri) -> Result<Uri, ApiError> {
+/// A path at its `/http`: where callers see the server's root, and what comes after it as it was sent, with
+/// its query. Nothing is decoded on the way.
+fn split(uri: &Uri) -> Result<(String, Uri), ApiError> {
     // /v1/sandboxes/{id}/ports/{port}/http/...
-    let path = uri.path().splitn(8, '/').nth(7).unwrap_or_default();
-    let text = match uri.query() {
-        Some(query) => format!("/{path}?{query}"),
-        None => format!("/{path}"),
+    let (path, rest) = match uri.path().match_indices('/').nth(6) {
+        Some((at, _)) => uri.path().split_at(at),
+        None => (uri.path(), "/"),
     };
-    text.parse().map_err(|_| invalid("the path cannot be passed on"))
+    let text = match uri.query() {
+        Some(query) => format!("{rest}?{query}"),
+        None => rest.to_owned(),
+    };
+    let target = text.parse().map_err(|_| invalid("the path cannot be passed on"))?;
+    Ok((path.to_owned(), target))
 }
 
 fn rewrite(headers: &mut HeaderMap, upgrade: bool) {
@@ -139,13 +135,11 @@ fn rewrite(headers: &mut HeaderMap, upgrade: bool) {
     if let Some(value) = headers.remove(FORWARD_AUTHORIZATION) {
         headers.insert(header::AUTHORIZATION, value);
     }
-    for name in &HOP_BY_HOP {
-        headers.remove(name);
-    }
-    if upgrade {
+    let protocol = headers.get(header::UPGRADE).cloned();
+    strip_hop_by_hop(headers);
+    if let (true, Some(protocol)) = (upgrade, protocol) {
         headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
-    } else {
-        headers.remove(header::UPGRADE);
+        headers.insert(header::UPGRADE, protocol);
     }
 }
 
@@ -219,7 +213,11 @@ mod tests {
 
     #[test]
     fn the_path_goes_on_as_it_was_sent() {
-        let target = |text: &str| target(&text.parse().unwrap()).unwrap().to_string();
+        let target = |text: &str| {
+            let (prefix, target) = split(&text.parse().unwrap()).unwrap();
+            assert_eq!(prefix, "/v1/sandboxes/sb-n1-a/ports/80/http");
+            target.to_string()
+        };
         assert_eq!(target("/v1/sandboxes/sb-n1-a/ports/80/http/a%2Fb/?x=%20"), "/a%2Fb/?x=%20");
         assert_eq!(target("/v1/sandboxes/sb-n1-a/ports/80/http"), "/");
         assert_eq!(target("/v1/sandboxes/sb-n1-a/ports/80/http/"), "/");

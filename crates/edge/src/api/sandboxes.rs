@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{RawQuery, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use dsec_model::{EndReason, ErrorKind, SandboxId, State as Life, TaskId};
 use dsec_proto::rest::{ApiError, CreateSandboxRequest, IDEMPOTENCY_KEY, Sandbox, SandboxList, StopRequest};
@@ -35,7 +35,7 @@ pub(super) async fn create(
     headers: HeaderMap,
     Json(request): Json<CreateSandboxRequest>,
 ) -> Answer {
-    let text = |name: &str| match headers.get(name).map(axum::http::HeaderValue::to_str) {
+    let text = |name: &str| match headers.get(name).map(HeaderValue::to_str) {
         None => Ok(None),
         Some(Ok(text)) => Ok(Some(text)),
         Some(Err(_)) => Err(invalid(format!("the header {name} is not visible ASCII"))),
@@ -46,7 +46,11 @@ pub(super) async fn create(
     let made = tokio::spawn(create_sandbox(node, request, key)).await;
     let Created { sandbox, fresh } =
         made.map_err(|e| internal("the create met a defect in the edge", &e))??;
-    Ok(json(if fresh { StatusCode::CREATED } else { StatusCode::OK }, &sandbox))
+    let mut response = json(if fresh { StatusCode::CREATED } else { StatusCode::OK }, &sandbox);
+    if let Ok(location) = HeaderValue::try_from(format!("/v1/sandboxes/{}", sandbox.id)) {
+        response.headers_mut().insert(header::LOCATION, location);
+    }
+    Ok(response)
 }
 
 /// A list's query. Written out by hand because keys repeat.
@@ -70,7 +74,12 @@ impl Filter {
         for (key, value) in pairs.ok_or_else(|| invalid("the query is not valid"))? {
             match key.as_str() {
                 "state" => filter.states.push(parse_state("state", &value)?),
-                "task_id" => filter.task = Some(value.parse().map_err(|e| crate::error::bad_id(&e))?),
+                "task_id" => {
+                    let task = value
+                        .parse()
+                        .map_err(|e: dsec_model::IdError| invalid_field("task_id", e.to_string()));
+                    filter.task = Some(task?);
+                }
                 "label" => {
                     let pair = value.split_once('=').ok_or_else(|| {
                         invalid_field("label", format!("label is {value:?}; it must look like key=value"))

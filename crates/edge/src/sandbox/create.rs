@@ -18,7 +18,7 @@ use super::{Grip, Handle, plan, run};
 use crate::clock::{micros, now_ms};
 use crate::error::{internal, launch_failed};
 use crate::guest::{Connection, ExecTable};
-use crate::idempotency::{self, Claim, StoredKey};
+use crate::idempotency::{self, Claim, FirstExec, Made, StoredKey};
 use crate::ids;
 use crate::node::Node;
 
@@ -42,49 +42,81 @@ pub async fn create(
 ) -> Result<Created, ApiError> {
     let Some(key) = key else {
         let (handle, exec) = fresh(&node, request, None).await?;
-        return Ok(Created { sandbox: first_record(&handle, exec).await?, fresh: true });
+        let first_exec = run_first(&handle, exec).await.transpose()?;
+        return Ok(Created { sandbox: reply(&handle, first_exec), fresh: true });
     };
     match node.keys.claim(&key)? {
         Claim::Known(slot) => {
-            let id = idempotency::outcome(slot).await?;
-            let handle = node.registry.get(id.as_str())?;
+            let made = idempotency::outcome(slot).await?;
+            let handle = node.registry.get(made.id.as_str())?;
             handle.activity.touch();
-            Ok(Created { sandbox: Sandbox::clone(&handle.record()), fresh: false })
+            let first_exec = match request.exec {
+                Some(exec) => answered_before(&handle, &exec, made.first_exec).await?,
+                None => None,
+            };
+            Ok(Created { sandbox: reply(&handle, first_exec), fresh: false })
         }
-        Claim::First(reservation) => {
-            let made = fresh(&node, request, Some(key)).await;
-            reservation.settle(&made.as_ref().map(|(handle, _)| handle.id.clone()).map_err(Clone::clone));
-            let (handle, exec) = made?;
-            Ok(Created { sandbox: first_record(&handle, exec).await?, fresh: true })
-        }
+        Claim::First(reservation) => match fresh(&node, request, Some(key)).await {
+            Ok((handle, exec)) => {
+                let first = run_first(&handle, exec).await;
+                let kept = first.as_ref().map(|r| r.as_ref().map(FirstExec::of).map_err(Clone::clone));
+                reservation.settle(Ok(Made { id: handle.id.clone(), first_exec: kept }));
+                Ok(Created { sandbox: reply(&handle, first.transpose()?), fresh: true })
+            }
+            Err(error) => {
+                reservation.settle(Err(error.clone()));
+                Err(error)
+            }
+        },
     }
 }
 
-/// The record of a sandbox that was just made, with the result of its first command. A command that
-/// cannot be started does not undo the sandbox: it fails the request, and the error names the sandbox.
-async fn first_record(handle: &Arc<Handle>, exec: Option<ExecRequest>) -> Result<Sandbox, ApiError> {
-    let first_exec = match exec {
-        None => None,
-        Some(request) => Some(first_exec(handle, request).await.map_err(|error| {
-            let mut detail = error.0.detail.clone();
-            if let Some(fields) = detail.as_object_mut() {
-                fields.insert("sandbox_id".to_owned(), json!(handle.id));
-            }
-            let hint = match error.0.hint.as_str() {
-                "" => "the sandbox runs; its id is in detail".to_owned(),
-                hint => format!("{hint}; the sandbox runs, its id is in detail"),
-            };
-            ApiError::new(error.kind(), format!("exec: {}", error.0.message)).detail(detail).hint(hint)
-        })?),
-    };
-    Ok(Sandbox { first_exec, ..Sandbox::clone(&handle.record()) })
+fn reply(handle: &Handle, first_exec: Option<rest::Exec>) -> Sandbox {
+    Sandbox { first_exec, ..Sandbox::clone(&handle.record()) }
+}
+
+/// Runs the command that came with a create, if any did. One that cannot be started does not undo the sandbox:
+/// it fails the request, and the error names the sandbox.
+async fn run_first(handle: &Arc<Handle>, exec: Option<ExecRequest>) -> Option<Result<rest::Exec, ApiError>> {
+    let ran = first_exec(handle, exec?).await;
+    Some(ran.map_err(|error| {
+        let mut detail = error.0.detail.clone();
+        if let Some(fields) = detail.as_object_mut() {
+            fields.insert("sandbox_id".to_owned(), json!(handle.id));
+        }
+        let hint = match error.0.hint.as_str() {
+            "" => "the sandbox runs; its id is in detail".to_owned(),
+            hint => format!("{hint}; the sandbox runs, its id is in detail"),
+        };
+        ApiError::new(error.kind(), format!("exec: {}", error.0.message)).detail(detail).hint(hint)
+    }))
 }
 
 async fn first_exec(handle: &Arc<Handle>, request: ExecRequest) -> Result<rest::Exec, ApiError> {
     let entered = handle.enter()?;
     let (wait, inline) = (request.wait, run::inline_limit(request.inline_limit_bytes, run::INLINE_DEFAULT)?);
-    let exec = run::start(&entered, request).await?;
+    let exec = run::start_as(&entered, request, ids::first_exec(&handle.id)?).await?;
     if wait { run::finish(&entered, &exec, inline).await } else { Ok(exec.record()) }
+}
+
+/// The first command as it was answered the first time. What is not kept is read again while the sandbox
+/// has it.
+async fn answered_before(
+    handle: &Arc<Handle>,
+    request: &ExecRequest,
+    kept: Option<Result<FirstExec, ApiError>>,
+) -> Result<Option<rest::Exec>, ApiError> {
+    let kept = kept.transpose()?;
+    if let Some(FirstExec { answer, is_whole: true }) = &kept {
+        return Ok(Some(rest::Exec::clone(answer)));
+    }
+    let again = async {
+        let entered = handle.enter()?;
+        let exec = entered.guest().execs.get(ids::first_exec(&handle.id)?.as_str())?;
+        let inline = run::inline_limit(request.inline_limit_bytes, run::INLINE_DEFAULT)?;
+        if request.wait { run::finish(&entered, &exec, inline).await } else { Ok(exec.record()) }
+    };
+    Ok(again.await.ok().or_else(|| kept.map(|first| rest::Exec::clone(&first.answer))))
 }
 
 async fn fresh(
@@ -194,15 +226,18 @@ async fn launch(
             .map_err(|e| internal("the sandbox's record cannot be written", &e))?;
         phases.push(phase("record", at.elapsed()));
         let spec = stored.spec.to_container(&stored.sandbox.id);
-        let (instance, of_backend) =
-            node.launch.launch(&spec).map_err(|e| launch_failed(&stored.sandbox.id, &e))?;
+        let (instance, of_backend) = node
+            .launch
+            .launch(&spec)
+            .map_err(|e| launch_failed(&stored.sandbox.id, &e, &node.config.state_dir))?;
         phases.extend(of_backend.iter().map(|p| phase(&p.name, p.took)));
         let at = Instant::now();
         stored.anchor = Some(instance.anchor().clone());
         let noted = stored.write(&node.config.state_dir);
-        let connected = noted
-            .map_err(|e| internal("the sandbox's record cannot be written", &e))
-            .and_then(|()| instance.connect().map_err(|e| launch_failed(&stored.sandbox.id, &e)));
+        let connected =
+            noted.map_err(|e| internal("the sandbox's record cannot be written", &e)).and_then(|()| {
+                instance.connect().map_err(|e| launch_failed(&stored.sandbox.id, &e, &node.config.state_dir))
+            });
         phases.push(phase("connect", at.elapsed()));
         Ok((instance, connected, phases))
     });

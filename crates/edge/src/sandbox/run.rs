@@ -219,17 +219,25 @@ pub fn cgroup(live: &Live) -> Result<(Option<u32>, Vec<OwnedFd>), ApiError> {
 /// # Errors
 /// It cannot be run; nothing was.
 pub async fn start(entered: &Entered, request: ExecRequest) -> Result<Arc<Exec>, ApiError> {
+    start_as(entered, request, ids::exec()?).await
+}
+
+/// The same, under a given id.
+///
+/// # Errors
+/// It cannot be run; nothing was.
+pub async fn start_as(entered: &Entered, request: ExecRequest, id: ExecId) -> Result<Arc<Exec>, ApiError> {
     let stdin = given_stdin(&request)?;
     let session = request.session_id.clone();
     if let Some(session) = &session {
         open_if_missing(entered, session).await?;
     }
-    match try_start(entered, &request, stdin.clone()).await {
+    match try_start(entered, &id, &request, stdin.clone()).await {
         // Its shell ended between the look and the line.
         Err(error) if error.kind() == ErrorKind::NotFound => {
             let Some(session) = session else { return Err(error) };
             reopen(entered, &session).await?;
-            try_start(entered, &request, stdin).await
+            try_start(entered, &id, &request, stdin).await
         }
         other => other,
     }
@@ -265,11 +273,11 @@ fn given_stdin(request: &ExecRequest) -> Result<Option<Bytes>, ApiError> {
 
 async fn try_start(
     entered: &Entered,
+    id: &ExecId,
     request: &ExecRequest,
     stdin: Option<Bytes>,
 ) -> Result<Arc<Exec>, ApiError> {
     let live = &entered.live;
-    let id = ids::exec()?;
     // A session's line runs in the session's cgroup.
     let (number, fds) = if request.session_id.is_some() { (None, Vec::new()) } else { cgroup(live)? };
     if let Some(bytes) = &stdin {
@@ -307,7 +315,7 @@ async fn try_start(
         pty: request.pty.map(|size| guest::Pty { rows: size.rows.into(), cols: size.cols.into() }),
     };
     let exec = live.guest.execs.enter(id.clone(), facts).inspect_err(|_| live.grip.release_cgroup(number))?;
-    match live.guest.start(&id, Request::ExecStart(frame), fds).await? {
+    match live.guest.start(id, Request::ExecStart(frame), fds).await? {
         Reply::ExecStarted(_) => Ok(exec),
         _ => Err(CallError::Unexpected.into()),
     }

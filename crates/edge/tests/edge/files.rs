@@ -39,6 +39,7 @@ async fn files_are_written_read_listed_moved_and_removed() {
     let beyond =
         edge.client.send("GET", &format!("{files}?path=/a/b.bin"), &[("range", "bytes=5000000-")], "").await;
     assert_eq!(beyond.status, 416);
+    assert_eq!(beyond.json()["code"], "range_not_satisfiable");
     edge.client.put(&format!("{files}?path=/a/b.bin&offset=3"), "XY").await.expect(200);
     let patched = content(&world.host.guest(random(&id)), "a/b.bin").unwrap();
     assert_eq!((patched.len(), &patched[..6]), (big.len(), &[0, 1, 2, b'X', b'Y', 5][..]));

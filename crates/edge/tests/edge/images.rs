@@ -68,3 +68,40 @@ async fn what_is_no_archive_is_refused_and_leaves_nothing() {
     edge.client.get("/v1/images/good").await.refused(404, "not_found");
     assert_eq!(std::fs::read_dir(world.state.join("images/uploads")).unwrap().count(), 0);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_the_last_name_of_an_image_in_use_stays() {
+    let world = World::new();
+    let edge = world.ready().await;
+    let id = edge.client.create().await;
+    let other = edge.client.import_with("other", "base").await;
+    assert_eq!(other["digest"], edge.client.get("/v1/images/base").await.expect(200)["digest"]);
+    assert_eq!(edge.client.delete("/v1/images/base").await.status, 204);
+    edge.client.delete("/v1/images/other").await.refused(409, "conflict");
+    // What runs on it goes on, and the name that is left makes more.
+    assert_eq!(edge.client.run(&id, "echo on").await["stdout"], "on\n");
+    edge.client.post("/v1/sandboxes", json!({ "container_image": "other" })).await.expect(201);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_import_is_told_in_its_senders_words() {
+    let world = World::new();
+    let edge = world.edge();
+    let state = world.state.to_str().unwrap();
+    let gzip: &[u8] = b"\x1f\x8b\x08\x00 nothing of the kind";
+    for (body, word) in [
+        (b"this is no archive".to_vec(), "my.tar"),
+        (gzip.to_vec(), "my.tar"),
+        (crate::support::client::tiny_tar("x")[..700].to_vec(), "my.tar"),
+    ] {
+        let answer = edge.client.put("/v1/images/good?source=my.tar", body).await;
+        let last: Value = serde_json::from_str(answer.text().lines().last().unwrap()).unwrap();
+        assert_eq!(last["event"], "error", "{last}");
+        let text = last.to_string();
+        assert!(text.contains(word) && !text.contains(state) && !text.contains("uploads"), "{text}");
+    }
+    // A host that fails is the operator's business: its paths are in the log.
+    std::fs::remove_dir_all(world.state.join("images/uploads")).unwrap();
+    let error = edge.client.put("/v1/images/good", "x").await.refused(500, "internal");
+    assert!(!error.to_string().contains(state), "{error}");
+}

@@ -6,6 +6,7 @@ mod execs;
 mod files;
 mod images;
 mod ports;
+mod refused;
 mod restart;
 mod sandboxes;
 mod support;

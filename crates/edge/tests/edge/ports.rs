@@ -56,6 +56,42 @@ async fn a_request_is_passed_on_with_its_body_and_without_the_callers_key() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn redirects_and_cookies_of_the_server_stay_below_its_path() {
+    let world = World::new();
+    let edge = world.ready().await;
+    let id = edge.client.create().await;
+    let (sender, head) = std::sync::mpsc::channel();
+    let port = server(move |mut stream| {
+        sender.send(read_head(&mut stream).to_lowercase()).unwrap();
+        let answer = "HTTP/1.1 302 Found\r\nlocation: http://edge/login?next=/\r\nset-cookie: a=1; Path=/; HttpOnly\r\n\
+            set-cookie: b=2\r\nkeep-alive: 5\r\ncontent-length: 0\r\n\r\n";
+        stream.write_all(answer.as_bytes()).unwrap();
+    });
+    let prefix = format!("/v1/sandboxes/{id}/ports/{port}/http");
+    let answer = edge.client.get(&format!("{prefix}/")).await;
+    assert_eq!(answer.status, 302);
+    assert_eq!(answer.headers["location"], format!("{prefix}/login?next=/").as_str());
+    let cookies: Vec<_> = answer.headers.get_all("set-cookie").iter().collect();
+    assert_eq!(cookies, [format!("a=1; Path={prefix}/; HttpOnly").as_str(), "b=2"]);
+    assert!(!answer.headers.contains_key("keep-alive"));
+    let head = head.recv().unwrap();
+    assert!(head.contains(&format!("x-forwarded-prefix: {prefix}\r\n")), "{head}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_refuses_a_body_without_reading_it_is_heard() {
+    let world = World::new();
+    let edge = world.ready().await;
+    let id = edge.client.create().await;
+    let port = server(move |mut stream| {
+        read_head(&mut stream);
+        stream.write_all(b"HTTP/1.1 413 Too Large\r\ncontent-length: 0\r\n\r\n").unwrap();
+    });
+    let path = format!("/v1/sandboxes/{id}/ports/{port}/http/");
+    assert_eq!(edge.client.send("POST", &path, &[], vec![0; 64 << 20]).await.status, 413);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_upgrade_becomes_a_tunnel() {
     let world = World::new();
     let edge = world.ready().await;

@@ -186,6 +186,75 @@ async fn one_key_makes_one_sandbox_however_often_and_at_once_it_comes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_create_that_is_sent_again_gets_its_first_command_again() {
+    let world = World::new();
+    let mut edge = world.ready().await;
+    let again = async |edge: &crate::support::Edge, key: &str, shell: &str| {
+        let body = json!({ "container_image": "base", "exec": { "shell": shell, "wait": true } }).to_string();
+        edge.client.send("POST", "/v1/sandboxes", &[("idempotency-key", key)], body).await
+    };
+    let short = "echo hi; exit 3";
+    let long = "head -c 40000 /dev/zero | tr '\\0' x";
+    for (key, shell) in [("short", short), ("long", long)] {
+        let first = again(&edge, key, shell).await.expect(201);
+        for _ in 0..2 {
+            let second = again(&edge, key, shell).await;
+            let location = format!("/v1/sandboxes/{}", first["id"].as_str().unwrap());
+            assert_eq!(second.headers["location"], location.as_str());
+            assert_eq!(second.expect(200)["first_exec"], first["first_exec"], "{key}");
+            // The next round asks an edge that never answered it.
+            drop(edge);
+            edge = world.edge();
+        }
+        let id = first["id"].as_str().unwrap();
+        assert_eq!(
+            edge.client.get(&format!("/v1/sandboxes/{id}/execs")).await.expect(200)["execs"]
+                .as_array()
+                .unwrap()
+                .len(),
+            1
+        );
+    }
+    // A command that could not be started fails each time, and each time names the sandbox.
+    let body = json!({ "container_image": "base", "exec": { "argv": ["/no/such/program"] } }).to_string();
+    let fails = async || {
+        let headers = [("idempotency-key", "fails")];
+        let answer = edge.client.send("POST", "/v1/sandboxes", &headers, body.clone()).await;
+        (answer.status, answer.json())
+    };
+    let first = fails().await;
+    assert_eq!((first.0, first.1["detail"]["sandbox_id"].is_string()), (400, true), "{first:?}");
+    assert_eq!(fails().await, first);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_that_has_ended_says_why_and_when() {
+    let world = World::new();
+    let edge = world.ready().await;
+    let id = edge.client.create().await;
+    let stopped = edge.client.delete(&format!("/v1/sandboxes/{id}")).await.expect(200);
+    let error = edge.client.get(&format!("/v1/sandboxes/{id}/execs")).await.refused(409, "conflict");
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("is stopped: somebody asked for its end (0 s ago)"), "{message}");
+    assert_eq!(error["detail"]["ended_ms"], stopped["ended_ms"]);
+    assert_eq!(error["detail"]["reason"]["code"], "asked");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_launch_does_not_tell_where_the_state_is() {
+    let world = World::new();
+    let edge = world.ready().await;
+    world.host.fail_launch.store(true, Ordering::SeqCst);
+    let error = edge.client.post("/v1/sandboxes", json!({ "container_image": "base" })).await;
+    let error = error.refused(500, "internal");
+    assert!(error["message"].as_str().unwrap().contains("no such luck"), "{error}");
+    let state = world.state.to_str().unwrap();
+    assert!(!error.to_string().contains(state), "{error}");
+    let list = edge.client.get("/v1/sandboxes?state=failed").await.text();
+    assert!(list.contains("no such luck") && !list.contains(state), "{list}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_failed_create_frees_its_key() {
     let world = World::new();
     let edge = world.ready().await;

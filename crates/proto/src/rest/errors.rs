@@ -78,6 +78,8 @@ pub fn status_of(kind: ErrorKind) -> u16 {
         ErrorKind::Unauthenticated => 401,
         ErrorKind::PermissionDenied => 403,
         ErrorKind::NotFound => 404,
+        ErrorKind::MethodNotAllowed => 405,
+        ErrorKind::RangeNotSatisfiable => 416,
         ErrorKind::AlreadyExists | ErrorKind::Conflict => 409,
         ErrorKind::TooLarge => 413,
         ErrorKind::ResourceExhausted => 429,

@@ -23,6 +23,7 @@ pub enum StdinMode {
 
 /// A terminal's size in characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
 pub struct PtySize {
     /// Lines.
     pub rows: u16,

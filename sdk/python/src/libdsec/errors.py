@@ -210,7 +210,7 @@ _BY_CODE: dict[str, type[DSecError]] = {
         DeadlineExceeded,
         Internal,
     )
-}
+} | {"method_not_allowed": InvalidArgument, "range_not_satisfiable": InvalidArgument}
 
 # What an answer without the API's error body means: it came from something in between.
 _BY_STATUS: dict[int, type[DSecError]] = {

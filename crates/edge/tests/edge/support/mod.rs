@@ -97,7 +97,8 @@ impl Launch for Backend {
         host.launches.fetch_add(1, Ordering::SeqCst);
         host.launch_gate.pass();
         if host.fail_launch.load(Ordering::SeqCst) {
-            return Err(BackendError::new("mount the root", std::io::Error::other("no such luck")));
+            let what = format!("mount the root {}", spec.image.display());
+            return Err(BackendError::new(what, std::io::Error::other("no such luck")));
         }
         assert!(
             spec.layers.iter().all(|layer| layer.image.exists()),
