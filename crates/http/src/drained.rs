@@ -28,7 +28,7 @@ const DRAIN_SILENCE_MAX: Duration = Duration::from_secs(5);
 /// left alone, see [`Awaited`].
 #[derive(Debug)]
 pub struct Drained<B: Body<Data = Bytes> + Send + Unpin + 'static> {
-    /// Taken when it has failed, or is being thrown away.
+    /// Taken when it has ended or failed, or is being thrown away.
     body: Option<B>,
     waits: bool,
     asked_for: Arc<AtomicBool>,
@@ -74,7 +74,7 @@ impl<B: Body<Data = Bytes> + Send + Unpin + 'static> Body for Drained<B> {
         self.asked_for.store(true, Ordering::Release);
         let Some(body) = &mut self.body else { return Poll::Ready(None) };
         let polled = Pin::new(body).poll_frame(cx);
-        if matches!(polled, Poll::Ready(Some(Err(_)))) {
+        if matches!(polled, Poll::Ready(None | Some(Err(_)))) {
             self.body = None;
         }
         polled

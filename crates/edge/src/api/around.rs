@@ -86,12 +86,12 @@ fn is_of_port(path: &str) -> bool {
 
 fn is_life_event(method: &Method, path: &str) -> bool {
     let parts: Vec<&str> = path.split('/').skip(1).take(5).collect();
-    match (method.as_str(), parts.as_slice()) {
-        ("POST", ["v1", "sandboxes"] | ["v1", "sandboxes", _, "stop"]) => true,
-        ("DELETE", ["v1", "sandboxes", _]) => true,
-        ("PUT" | "DELETE", ["v1", "images", _]) => true,
-        _ => false,
-    }
+    matches!(
+        (method.as_str(), parts.as_slice()),
+        ("POST", ["v1", "sandboxes"] | ["v1", "sandboxes", _, "stop"])
+            | ("DELETE", ["v1", "sandboxes", _])
+            | ("PUT" | "DELETE", ["v1", "images", _])
+    )
 }
 
 /// From the path, or, of a create, from the answer's `location`.

@@ -97,7 +97,7 @@ impl Launch for Backend {
         host.launches.fetch_add(1, Ordering::SeqCst);
         host.launch_gate.pass();
         if host.fail_launch.load(Ordering::SeqCst) {
-            let what = format!("mount the root {}", spec.image.display());
+            let what = format!("mount the root {:?}", spec.layers);
             return Err(BackendError::new(what, std::io::Error::other("no such luck")));
         }
         assert!(
