@@ -44,7 +44,7 @@ def test_a_refused_upload_keeps_its_error(
             (f"/v1/sandboxes/{stopped.id}/files?path=/x", 409, "conflict"),
             (f"/v1/sandboxes/{stopped.id}/archive?path=/x", 409, "conflict"),
             (
-                f"/v1/sandboxes/{running.id}/files?path=relative",
+                f"/v1/sandboxes/{running.id}/files?path=/x&mode=9",
                 400,
                 "invalid_argument",
             ),

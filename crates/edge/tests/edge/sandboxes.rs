@@ -442,7 +442,7 @@ async fn every_path_that_is_none_answers_in_the_one_shape() {
     let world = World::new();
     let edge = world.edge();
     edge.client.get("/v2/x").await.refused(404, "not_found");
-    edge.client.delete("/v1/nodes").await.refused(404, "not_found");
+    edge.client.delete("/v1/nodes").await.refused(405, "method_not_allowed");
     edge.client.get("/v1/sandboxes/sb-n1-abc").await.refused(404, "not_found");
     edge.client.get("/v1/sandboxes/..%2F..").await.refused(404, "not_found");
     edge.client.get("/v1/sandboxes?limit=0").await.refused(400, "invalid_argument");
