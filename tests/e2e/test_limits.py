@@ -27,6 +27,15 @@ def test_memory_in_tmp_counts_and_is_bounded(start: Callable[..., Sandbox]) -> N
     assert "No space left" in result.stderr
 
 
+def test_an_upload_into_memory_counts_as_the_sandboxs(start: Callable[..., Sandbox]) -> None:
+    sandbox = start(memory_limit_mb=256)
+    content = bytes(range(256)) * (100 << 12)
+    sandbox.files.write("/tmp/x", content)
+    assert sandbox.files.read("/tmp/x") == content
+    usage = sandbox.refresh().usage
+    assert usage is not None and usage.memory_bytes >= 100 << 20
+
+
 def test_a_fork_bomb_stays_within_its_sandbox(start: Callable[..., Sandbox]) -> None:
     bombed, other = start(pids_limit=64), start()
     endless = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass\n"

@@ -22,6 +22,11 @@ use crate::{stream, sys};
 const EVENTS: usize = 64;
 /// Processes reaped in one turn: a storm of orphans does not keep the loop from its other work.
 const REAP_TURN: usize = 256;
+/// Descriptors kept open for writers of forgotten execs. Of more the next is closed, and its writer killed
+/// by that (SIGPIPE) or told (EPIPE): who starts so many and leaves them behind cannot have them all.
+const DRAINS_MAX: usize = 256;
+/// How long a file operation whose caller is gone may go on: time to undo, or to end, what it began.
+const FILE_END_MAX: Duration = Duration::from_secs(60);
 
 /// What an epoll event is about; the kind is the top byte of its data, a [`Key`] the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,9 +46,10 @@ pub(crate) enum On {
     Check,
     Dial,
     Drain,
+    File,
 }
 
-const KINDS: [On; 14] = [
+const KINDS: [On; 15] = [
     On::Listen,
     On::Conn,
     On::Signal,
@@ -58,12 +64,25 @@ const KINDS: [On; 14] = [
     On::Check,
     On::Dial,
     On::Drain,
+    On::File,
 ];
 
 /// A user and a directory being checked by a child.
 pub(crate) struct Check {
+    pub(crate) pid: i32,
+    /// Given up then.
+    pub(crate) until: Instant,
     pub(crate) report: OwnedFd,
     pub(crate) ack: Ack,
+}
+
+/// A running file operation.
+pub(crate) struct FileChild {
+    pid: i32,
+    /// Its socket, watched for the caller's end.
+    socket: OwnedFd,
+    /// The caller is gone: killed then.
+    end_at: Option<Instant>,
 }
 
 /// Everything the agent holds.
@@ -88,7 +107,7 @@ pub(crate) struct Agent {
     /// would kill the writer.
     drains: Slab<OwnedFd>,
     /// Running file children.
-    pub(crate) file_children: Vec<i32>,
+    pub(crate) file_children: Slab<FileChild>,
     pub(crate) terminating: bool,
     reap_again: bool,
     /// Given up when there is no descriptor left for an edge.
@@ -149,7 +168,7 @@ impl Agent {
             checks: Slab::default(),
             dials: Slab::default(),
             drains: Slab::default(),
-            file_children: Vec::new(),
+            file_children: Slab::default(),
             terminating: false,
             reap_again: false,
             spare,
@@ -196,6 +215,7 @@ impl Agent {
                 On::Check => self.check_report(key),
                 On::Dial => self.dial_ready(key),
                 On::Drain => self.drain(key),
+                On::File => self.file_caller_gone(key),
             }
         }
         if signalled {
@@ -219,7 +239,9 @@ impl Agent {
         let execs = self.execs.iter().filter_map(|(_, exec)| exec.due());
         let sessions = self.sessions.iter().filter_map(|(_, session)| session.due());
         let dials = self.dials.iter().map(|(_, dial)| dial.due());
-        let due = execs.chain(sessions).chain(dials).min()?;
+        let checks = self.checks.iter().map(|(_, check)| check.until);
+        let files = self.file_children.iter().filter_map(|(_, child)| child.end_at);
+        let due = execs.chain(sessions).chain(dials).chain(checks).chain(files).min()?;
         // Rounded up, so that the wait does not end just before.
         Some(due.saturating_duration_since(Instant::now()) + Duration::from_micros(50))
     }
@@ -239,6 +261,31 @@ impl Agent {
         for key in due {
             self.dial_due(key);
         }
+        let due: Vec<Key> = self.checks.iter().filter(|(_, c)| c.until <= now).map(|(k, _)| k).collect();
+        for key in due {
+            self.check_due(key);
+        }
+        for (_, child) in self.file_children.iter_mut() {
+            if child.end_at.is_some_and(|at| at <= now) {
+                child.end_at = None;
+                let _ = sys::kill(child.pid, libc::SIGKILL);
+            }
+        }
+    }
+
+    /// Keeps an eye on a file operation.
+    pub(crate) fn watch_file(&mut self, pid: i32, socket: OwnedFd) {
+        let key = self.file_children.insert(FileChild { pid, socket, end_at: None });
+        if let Some(child) = self.file_children.get(key) {
+            // For nothing but the other side's end, which is always told. Fails without memory only.
+            let _ = self.poll.add(&child.socket, On::File, Some(key), EventFlags::empty());
+        }
+    }
+
+    fn file_caller_gone(&mut self, key: Key) {
+        let Some(child) = self.file_children.get_mut(key) else { return };
+        self.poll.remove(&child.socket);
+        child.end_at = Some(Instant::now() + FILE_END_MAX);
     }
 
     /// Reaps whatever ended: commands, file children, and every orphan of the sandbox.
@@ -246,14 +293,19 @@ impl Agent {
         // One read empties it: signals do not queue up.
         let mut info = [0; 128];
         let _ = rustix::io::read(&self.signals, &mut info);
-        // Users can signal a file child, which runs with their rights. One that stands still would hold up its caller for ever.
-        for pid in self.file_children.iter().filter(|pid| sys::was_stopped(**pid)) {
-            let _ = sys::kill(*pid, libc::SIGKILL);
+        // Users can signal a child that runs with their rights. One that stands still would hold up its caller for ever.
+        let files = self.file_children.iter().map(|(_, child)| child.pid);
+        for pid in
+            files.chain(self.checks.iter().map(|(_, check)| check.pid)).filter(|pid| sys::was_stopped(*pid))
+        {
+            let _ = sys::kill(pid, libc::SIGKILL);
         }
         for _ in 0..REAP_TURN {
             let Some(reaped) = sys::reap() else { return };
-            if let Some(at) = self.file_children.iter().position(|pid| *pid == reaped.pid) {
-                self.file_children.swap_remove(at);
+            if let Some(key) = self.file_children.find(|child| child.pid == reaped.pid) {
+                if let Some(child) = self.file_children.remove(key) {
+                    self.poll.remove(&child.socket);
+                }
                 continue;
             }
             if let Some(key) = self.execs.find(|e| e.is_process(reaped.pid)) {
@@ -292,6 +344,9 @@ impl Agent {
     /// Output of something that was forgotten.
     pub(crate) fn keep_draining(&mut self, fd: OwnedFd) {
         self.poll.remove(&fd);
+        if self.drains.len() >= DRAINS_MAX {
+            return;
+        }
         let key = self.drains.insert(fd);
         if let Some(fd) = self.drains.get(key)
             && self.poll.read(fd, On::Drain, Some(key)).is_err()

@@ -49,6 +49,8 @@ pub(crate) struct Conn {
     pub(crate) number: u32,
     /// The edge has said hello: events may be sent.
     pub(crate) greeted: bool,
+    /// Generation of the edge.
+    pub(crate) generation: u32,
     input: Vec<u8>,
     /// Bytes of `input` that were taken: moved out in one go, not for each frame.
     taken: usize,
@@ -65,6 +67,7 @@ impl Conn {
             socket,
             number,
             greeted: false,
+            generation: 0,
             input: Vec::new(),
             taken: 0,
             input_fds: VecDeque::new(),

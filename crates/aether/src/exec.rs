@@ -69,6 +69,8 @@ pub(crate) struct Exec {
     pub(crate) timeout: Option<Duration>,
     pub(crate) deadline: Option<Instant>,
     pub(crate) timed_out: bool,
+    /// It was killed; its deadline is how long that may take.
+    killed: bool,
     pub(crate) session_ended: bool,
     pub(crate) started_ms: u64,
     pub(crate) ended_ms: u64,
@@ -136,6 +138,7 @@ impl Exec {
             timeout: (request.timeout_ms > 0).then(|| Duration::from_millis(request.timeout_ms)),
             deadline: Some(Instant::now() + START_MAX),
             timed_out: false,
+            killed: false,
             session_ended: false,
             started_ms: now_ms(),
             ended_ms: 0,
@@ -172,6 +175,14 @@ impl Exec {
         match self.state {
             State::Ended | State::Queued => None,
             _ => [self.linger_until, self.deadline].into_iter().flatten().min(),
+        }
+    }
+
+    /// It was sent SIGKILL: it must be over soon, whoever traces it.
+    pub(crate) fn was_killed(&mut self, now: Instant) {
+        if self.outcome.is_none() && !self.line && self.state == State::Running && !self.killed {
+            self.killed = true;
+            self.deadline = Some(now + UNREAPED_MAX);
         }
     }
 
@@ -411,7 +422,7 @@ impl Agent {
         }
         if exec.deadline.is_some_and(|d| d <= now) && exec.outcome.is_none() {
             exec.deadline = None;
-            if exec.timed_out {
+            if exec.killed {
                 // Killed, and still not ours to reap: somebody in the sandbox traces it. That must not keep it from ending.
                 exec.outcome = Some(Outcome { code: 0, signal: libc::SIGKILL });
                 exec.linger_until = Some(now);
@@ -425,7 +436,7 @@ impl Agent {
                 return;
             }
             kill_tree(exec);
-            exec.deadline = Some(now + UNREAPED_MAX);
+            exec.was_killed(now);
         }
         self.settle(key, now);
     }
@@ -443,6 +454,7 @@ impl Agent {
         if request.tree {
             if request.signal == libc::SIGKILL {
                 kill_tree(exec);
+                exec.was_killed(Instant::now());
             } else if let Some(cgroup) = &exec.cgroup {
                 for pid in tree::members(cgroup) {
                     let _ = sys::kill(pid, request.signal);
@@ -460,6 +472,9 @@ impl Agent {
             return Err(fail(Kind::Conflict, format!("exec {} has ended", request.exec)));
         }
         let _ = sys::kill(-exec.pid, request.signal);
+        if request.signal == libc::SIGKILL {
+            exec.was_killed(Instant::now());
+        }
         Ok(())
     }
 

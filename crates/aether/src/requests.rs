@@ -1,10 +1,11 @@
 //! What an edge asks, and what it is told.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
 
 use dsec_proto::guest::{
-    ENDED_EXECS_MAX, Empty, ExecInfo, FRAME_MAX, FileCall, GENERATION, GuestError, GuestErrorKind as Kind,
-    HEAD_MAX, HelloReply, Reply, Request, SessionRef,
+    ENDED_EXECS_MAX, Empty, ExecInfo, FILE_PIPES_GENERATION, FRAME_MAX, FileCall, GENERATION, GuestError,
+    GuestErrorKind as Kind, HEAD_MAX, HelloReply, Reply, Request, SessionRef,
 };
 use rustix::event::epoll::EventFlags;
 
@@ -16,7 +17,7 @@ use crate::fail::{fail, invalid, no_nul, os};
 use crate::report::{self, Report};
 use crate::slab::Key;
 use crate::start::RUNNING_EXECS_MAX;
-use crate::sys;
+use crate::{files, sys};
 
 /// File operations at once.
 const FILE_CHILDREN_MAX: usize = 256;
@@ -83,7 +84,10 @@ impl Agent {
         let ack = Ack { connection: conn.number, id: frame.id };
         let greeted = conn.greeted;
         let request = match frame.request {
-            Some(Request::Hello(_)) => {
+            Some(Request::Hello(theirs)) => {
+                if let Some(conn) = &mut self.conn {
+                    conn.generation = theirs.generation;
+                }
                 let hello = self.hello();
                 self.answer(ack, Ok((Reply::Hello(hello), Vec::new())));
                 return Ok(());
@@ -103,7 +107,7 @@ impl Agent {
             Request::SessionOpen(r) => self.session_open(ack, &r, fds).err().map(Err),
             Request::SessionClose(r) => self.session_close(ack, &r.session).err().map(Err),
             Request::Dial(r) => self.dial(ack, r.port).err().map(Err),
-            Request::Check(r) => self.check(ack, &r.user, &r.cwd).err().map(Err),
+            Request::Check(r) => self.check(ack, &r.user, &r.cwd, &fds).err().map(Err),
             Request::ExecSignal(r) => Some(self.exec_signal(&r).and_then(|()| done())),
             Request::StdinOpen(r) => Some(self.stdin_open(&r.exec)),
             Request::StdinClose(r) => Some(self.stdin_close(&r.exec)),
@@ -246,8 +250,10 @@ impl Agent {
 
     fn file(&mut self, call: &FileCall, fds: Vec<OwnedFd>) -> Answer {
         self.may_start()?;
-        let [socket] = &fds[..] else {
-            return Err(invalid(format!("{} descriptors came; a file operation has 1", fds.len())));
+        let count = fds.len();
+        let mut fds = fds.into_iter();
+        let (Some(socket), cgroup, None) = (fds.next(), fds.next(), fds.next()) else {
+            return Err(invalid(format!("{count} descriptors came; a file operation has 1 or 2")));
         };
         no_nul("the path", &call.path)?;
         no_nul("the user", call.user.as_bytes())?;
@@ -256,20 +262,24 @@ impl Agent {
                 format!("{FILE_CHILDREN_MAX} file operations run in this sandbox, the most there can be");
             return Err(fail(Kind::ResourceExhausted, message));
         }
-        let plan = Plan { user: &call.user, cwd: b"", work: Work::Files(call, socket.as_fd()) };
-        let child = child::spawn(&self.host, None, &plan)?;
-        self.file_children.push(child.pid);
+        let pipes = self.conn.as_ref().is_some_and(|conn| conn.generation >= FILE_PIPES_GENERATION);
+        let request = files::Request { call, socket: socket.as_fd(), pipes };
+        let plan = Plan { user: &call.user, cwd: b"", work: Work::Files(request) };
+        let child = child::spawn(&self.host, cgroup.as_ref().map(AsFd::as_fd), &plan)?;
+        self.watch_file(child.pid, socket);
         done()
     }
 
-    fn check(&mut self, ack: Ack, user: &str, cwd: &[u8]) -> Result<(), GuestError> {
+    fn check(&mut self, ack: Ack, user: &str, cwd: &[u8], cgroup: &[OwnedFd]) -> Result<(), GuestError> {
         self.may_start()?;
         no_nul("the working directory", cwd)?;
         if self.checks.len() >= CHECKS_MAX {
             return Err(fail(Kind::ResourceExhausted, "too many checks at once"));
         }
-        let child = child::spawn(&self.host, None, &Plan { user, cwd, work: Work::Check })?;
-        let key = self.checks.insert(Check { report: child.report, ack });
+        let plan = Plan { user, cwd, work: Work::Check };
+        let child = child::spawn(&self.host, cgroup.first().map(AsFd::as_fd), &plan)?;
+        let until = Instant::now() + report::START_MAX;
+        let key = self.checks.insert(Check { pid: child.pid, until, report: child.report, ack });
         if let Some(check) = self.checks.get(key) {
             self.poll.read(&check.report, On::Check, Some(key)).map_err(|e| os("epoll", e))?;
         }
@@ -287,8 +297,20 @@ impl Agent {
             }
             Report::Failed(error) => (check.ack, Err(error)),
         };
-        self.poll.remove(&check.report);
-        self.checks.remove(key);
+        self.check_over(key, ack, answer);
+    }
+
+    /// A checking child that is held up.
+    pub(crate) fn check_due(&mut self, key: Key) {
+        let Some(check) = self.checks.get(key) else { return };
+        let _ = sys::kill(check.pid, libc::SIGKILL);
+        self.check_over(key, check.ack, Err(report::not_started()));
+    }
+
+    fn check_over(&mut self, key: Key, ack: Ack, answer: Answer) {
+        if let Some(check) = self.checks.remove(key) {
+            self.poll.remove(&check.report);
+        }
         self.answer(ack, answer);
     }
 }

@@ -126,7 +126,7 @@ impl Agent {
         };
         let work = Work::Exec(child::Exec { program, env: &request.env, stdio, extra: &[] });
         let plan = Plan { user: &request.user, cwd: &request.cwd, work };
-        let child = child::spawn(&self.host, exec.cgroup.as_ref(), &plan)?;
+        let child = child::spawn(&self.host, exec.cgroup.as_ref().map(|c| c.dir.as_fd()), &plan)?;
         exec.pid = child.pid;
         exec.report = Some(child.report);
         if let Some(pipes) = pipes {

@@ -1,6 +1,6 @@
 //! Process trees: by cgroup where there is one, else by walking `/proc`.
 
-use std::collections::BTreeSet;
+use std::collections::HashMap;
 use std::os::fd::AsFd;
 
 use rustix::fs::{Mode, OFlags};
@@ -27,21 +27,24 @@ pub(crate) fn members(cgroup: &Cgroup) -> Vec<i32> {
 
 /// Every process that descends from `root`, without itself. What was orphaned has no traces left.
 pub(crate) fn descendants(root: i32) -> Vec<i32> {
-    let all = processes();
-    let mut found = BTreeSet::from([root]);
-    loop {
-        let before = found.len();
-        for (pid, parent) in &all {
-            if found.contains(parent) {
-                found.insert(*pid);
-            }
-        }
-        if found.len() == before {
-            break;
-        }
+    below(&processes(), root)
+}
+
+fn below(all: &[(i32, i32)], root: i32) -> Vec<i32> {
+    let mut children: HashMap<i32, Vec<i32>> = HashMap::new();
+    for (pid, parent) in all {
+        children.entry(*parent).or_default().push(*pid);
     }
-    found.remove(&root);
-    found.into_iter().collect()
+    let mut found = Vec::new();
+    let mut left = vec![root];
+    while let Some(parent) = left.pop() {
+        // Taken out, so that a number that was reused while the list was made leads into no circle.
+        let of_parent = children.remove(&parent).unwrap_or_default();
+        left.extend(&of_parent);
+        found.extend(of_parent);
+    }
+    found.retain(|pid| *pid != root);
+    found
 }
 
 /// Kills a process, its group, and all that descend from it.
@@ -59,19 +62,38 @@ pub(crate) fn kill_descendants(root: i32) {
     let _ = sys::kill(root, libc::SIGKILL);
 }
 
-/// `pid` descends from one of `roots`.
-pub(crate) fn descends(pid: i32, roots: &[i32]) -> bool {
-    let mut at = pid;
-    for _ in 0..64 {
-        if roots.contains(&at) {
-            return true;
-        }
-        match stat(at) {
-            Some(stat) if stat.parent > 1 => at = stat.parent,
-            _ => return false,
-        }
+/// Those of `pids` that are none of `roots` and descend from none.
+pub(crate) fn apart_from(roots: &[i32], pids: Vec<i32>) -> Vec<i32> {
+    if roots.is_empty() {
+        return pids;
     }
-    false
+    apart(roots, pids, |pid| stat(pid).map_or(0, |stat| stat.parent))
+}
+
+/// Each process is looked at once, however many share its ancestors.
+fn apart(roots: &[i32], pids: Vec<i32>, mut parent: impl FnMut(i32) -> i32) -> Vec<i32> {
+    // Whether a process descends; the agent, and who is gone, do not.
+    let mut known: HashMap<i32, bool> = roots.iter().map(|pid| (*pid, true)).collect();
+    let mut path = Vec::new();
+    pids.into_iter()
+        .filter(|pid| {
+            let mut at = *pid;
+            let descends = loop {
+                match known.get(&at) {
+                    Some(descends) => break *descends,
+                    None if at <= 1 => break false,
+                    None => {
+                        // Until it is known; numbers that are reused meanwhile could lead into a circle.
+                        known.insert(at, false);
+                        path.push(at);
+                        at = parent(at);
+                    }
+                }
+            };
+            known.extend(path.drain(..).map(|passed| (passed, descends)));
+            !descends
+        })
+        .collect()
 }
 
 /// CPU time of a process and the children it waited for, microseconds.
@@ -145,5 +167,29 @@ mod tests {
         let text = b"42 (x) S 1 (y) z) R 7 42 42 0 -1 0 0 0 0 0 3 4 5 6 20 0 1";
         let stat = parse_stat(text).unwrap();
         assert_eq!((stat.state, stat.parent, stat.ticks), (b'R', 7, 18));
+    }
+
+    #[test]
+    fn descendants_are_found_whatever_the_order_and_the_depth() {
+        let chain: Vec<(i32, i32)> = (3..50_000).rev().map(|pid| (pid, pid - 1)).collect();
+        assert_eq!(below(&chain, 10).len(), 50_000 - 11);
+        let circle = [(5, 6), (6, 5), (7, 5)];
+        let mut found = below(&circle, 5);
+        found.sort_unstable();
+        assert_eq!(found, [6, 7]);
+    }
+
+    #[test]
+    fn every_process_is_looked_at_once_however_deep_the_tree_is() {
+        let mut looks = 0;
+        let pids: Vec<i32> = (3..7000).collect();
+        let parent = |pid: i32| {
+            looks += 1;
+            // A chain below 2, of which 4000 was there before.
+            pid - 1
+        };
+        assert_eq!(apart(&[4000, 9999], pids, parent), (3..4000).collect::<Vec<_>>());
+        assert!(looks < 7000, "{looks} looks");
+        assert_eq!(apart(&[9], vec![5, 6], |pid| 11 - pid), [5, 6]);
     }
 }

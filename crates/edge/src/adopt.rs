@@ -6,6 +6,7 @@ use dsec_backend::Instance;
 use dsec_model::{EndReason, State};
 use dsec_proto::rest::ApiError;
 use futures_util::StreamExt;
+use serde_json::json;
 
 use crate::clock::now_ms;
 use crate::ended::Ended;
@@ -83,6 +84,10 @@ async fn one(node: Arc<Node>, mut stored: Stored) -> Option<String> {
             let latest_over = now_ms().saturating_sub(ttl_ms) + ttl_ms.min(RETURN_S * 1000);
             stored.sandbox.last_active_ms = stored.sandbox.last_active_ms.max(latest_over);
             let (handle, mailbox) = Handle::new(stored.sandbox.clone());
+            let directory = record::directory(&node.config.state_dir, id.random());
+            if let Err(error) = handle.events.write_into(&directory) {
+                tracing::error!(sandbox_id = %id, %error, "a sandbox's events cannot be written down");
+            }
             let grip = Grip::new(instance);
             let guest = reconnect(&handle, &grip).await;
             if let Some(key) = &stored.key {
@@ -148,11 +153,15 @@ async fn bury(node: &Arc<Node>, stored: Stored, reason: EndReason) {
     sandbox.state = if asked { State::Stopped } else { State::Failed };
     sandbox.reason = Some(reason);
     sandbox.ended_ms = Some(now_ms());
-    let ended = Ended { sandbox: sandbox.clone(), key: stored.key };
+    let handle = Handle::ended(sandbox.clone());
+    handle.events.read_from(&record::directory(&node.config.state_dir, sandbox.id.random()));
+    handle.events.push("ended", json!({ "state": sandbox.state, "reason": sandbox.reason }));
+    handle.events.shorten();
+    let ended = Ended { sandbox: sandbox.clone(), key: stored.key, events: handle.events.ndjson() };
     if let Some(key) = &ended.key {
         node.keys.restore(key, &sandbox.id);
     }
-    node.registry.insert(Handle::ended(sandbox.clone()));
+    node.registry.insert(handle);
     let burier = Arc::clone(node);
     let noted = tokio::task::spawn_blocking(move || {
         burier.ended.append(&ended).and(record::remove(&burier.config.state_dir, ended.sandbox.id.random()))

@@ -23,6 +23,9 @@ pub struct Ended {
     pub sandbox: Sandbox,
     /// The create's idempotency key.
     pub key: Option<StoredKey>,
+    /// Its last events, a line each.
+    #[serde(default)]
+    pub events: String,
 }
 
 #[derive(Debug)]

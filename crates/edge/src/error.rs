@@ -86,7 +86,9 @@ fn told(reason: &EndReason, record: &Sandbox) -> String {
         }
         EndReason::Lifetime => format!("its {} s were over (max_lifetime)", record.limits.max_lifetime),
         EndReason::NodeDown => "its node was taken down".to_owned(),
-        EndReason::LaunchFailed { message } | EndReason::AgentLost { message } => message.clone(),
+        EndReason::LaunchFailed { message }
+        | EndReason::AgentLost { message }
+        | EndReason::SocketMemory { message } => message.clone(),
         EndReason::Rebooted => "its node was restarted".to_owned(),
     }
 }

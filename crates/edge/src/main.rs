@@ -97,10 +97,22 @@ fn start_backend(config: &Config) -> anyhow::Result<Arc<Containers>> {
     Ok(Arc::new(Containers::start(&paths).context("the container backend cannot be started")?))
 }
 
+/// A sandbox takes about ten descriptors and a request two, of thousands each; the usual soft limit of
+/// 1,024 is for programs that use `select`.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!(%error, "cannot raise the limit of open files");
+    }
+}
+
 fn run(config: &Path, ready_fd: Option<i32>) -> anyhow::Result<ExitCode> {
     log_to_stderr("info");
     let config = Config::load(config)?;
     let _lock = StateLock::take(&config.state_dir)?;
+    raise_descriptor_limit();
     let backend = start_backend(&config)?;
     let runtime = runtime()?;
     let code = runtime.block_on(async {

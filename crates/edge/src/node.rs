@@ -83,7 +83,9 @@ impl Node {
             if let Some(key) = &past.key {
                 node.keys.restore(key, &past.sandbox.id);
             }
-            node.registry.insert(Handle::ended(past.sandbox));
+            let handle = Handle::ended(past.sandbox);
+            handle.events.restore(past.events.lines());
+            node.registry.insert(handle);
         }
         adopt::all(&node).await?;
         tokio::spawn(maintenance::run(Arc::downgrade(&node)));

@@ -17,7 +17,10 @@
 use prost::{Message, Oneof};
 
 /// Generation of this protocol.
-pub const GENERATION: u32 = 1;
+pub const GENERATION: u32 = 2;
+/// From this generation on a written file may come as a pipe, and calls of [`Request::File`] and
+/// [`Request::Check`] may bring a cgroup directory for their child, after the socket.
+pub const FILE_PIPES_GENERATION: u32 = 2;
 /// Largest frame, bytes: an environment of the kernel's limit (2 MiB) and its command fit.
 pub const FRAME_MAX: usize = 4 << 20;
 /// Most descriptors with one frame; `SCM_MAX_FD` is 253.

@@ -67,8 +67,8 @@ pub(crate) enum Work<'a> {
     Exec(Exec<'a>),
     /// Only see whether the user and the directory exist.
     Check,
-    /// A file operation that answers on this socket.
-    Files(&'a dsec_proto::guest::FileCall, BorrowedFd<'a>),
+    /// A file operation.
+    Files(files::Request<'a>),
 }
 
 /// A child to make.
@@ -88,9 +88,15 @@ pub(crate) struct Child {
 }
 
 /// Forks and sets the child going.
-pub(crate) fn spawn(host: &Host, cgroup: Option<&Cgroup>, plan: &Plan<'_>) -> Result<Child, GuestError> {
+pub(crate) fn spawn(
+    host: &Host,
+    cgroup: Option<BorrowedFd<'_>>,
+    plan: &Plan<'_>,
+) -> Result<Child, GuestError> {
     let (report, theirs) = report_channel(plan).map_err(|e| os("cannot make a pipe", e))?;
-    match fork_into(cgroup) {
+    // Its own work is done in a sandbox without room for a process as well: there is a limit of its own on it.
+    let past_limit = !matches!(plan.work, Work::Exec(_));
+    match fork_into(cgroup, past_limit) {
         Ok((None, join)) => run(host, plan, &theirs, join),
         Ok((Some(pid), _)) => Ok(Child { pid, report }),
         Err(Errno::AGAIN) => Err(fail(
@@ -113,12 +119,14 @@ fn report_channel(plan: &Plan<'_>) -> Result<(OwnedFd, OwnedFd), Errno> {
 }
 
 /// Born in the cgroup where the kernel lets us; else the child moves itself (`Some` directory).
-fn fork_into(cgroup: Option<&Cgroup>) -> Result<(Option<i32>, Option<BorrowedFd<'_>>), Errno> {
-    let Some(cgroup) = cgroup else { return sys::fork(None).map(|pid| (pid, None)) };
-    match sys::fork(Some(cgroup.dir.as_fd())) {
-        Err(Errno::ACCESS | Errno::PERM | Errno::INVAL) => {
-            sys::fork(None).map(|pid| (pid, Some(cgroup.dir.as_fd())))
-        }
+fn fork_into(
+    cgroup: Option<BorrowedFd<'_>>,
+    past_limit: bool,
+) -> Result<(Option<i32>, Option<BorrowedFd<'_>>), Errno> {
+    let moves_itself = || sys::fork(None).map(|pid| (pid, cgroup));
+    match sys::fork(cgroup) {
+        Err(Errno::ACCESS | Errno::PERM | Errno::INVAL) if cgroup.is_some() => moves_itself(),
+        Err(Errno::AGAIN) if cgroup.is_some() && past_limit => moves_itself(),
         other => other.map(|pid| (pid, None)),
     }
 }
@@ -133,8 +141,8 @@ fn run(host: &Host, plan: &Plan<'_>, report: &OwnedFd, join: Option<BorrowedFd<'
         }
         Err(error) => error,
     };
-    if let Work::Files(_, socket) = &plan.work {
-        wire::reply_error(*socket, failed);
+    if let Work::Files(request) = &plan.work {
+        wire::reply_error(request.socket, failed);
         sys::exit(1);
     }
     let bytes = failed.encode_to_vec();
@@ -162,10 +170,10 @@ fn work(
             }
             Ok(())
         }
-        Work::Files(call, socket) => {
+        Work::Files(request) => {
             sys::limit_child(host.boot.nofile).map_err(|e| os("setrlimit", e))?;
             filter_last(host)?;
-            files::serve(call, *socket, &host.boot.cwd, &user);
+            files::serve(request, &host.boot.cwd, &user);
             Ok(())
         }
         Work::Exec(exec) => {

@@ -9,7 +9,7 @@ use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 
 use super::output::STDERR;
-use super::{LOOK, Phase, Session, script};
+use super::{LOOK, LOOK_SHARE, Phase, Session, script};
 use crate::agent::{Agent, On};
 use crate::conn::Ack;
 use crate::exec::{Exec, Outcome, State, now_ms};
@@ -236,10 +236,11 @@ impl Agent {
             self.begin_close(key);
             return;
         }
-        session.look_at = Some(now + LOOK);
         for pid in started_by_line(session) {
             let _ = sys::kill(pid, libc::SIGKILL);
         }
+        // A look at thousands of processes takes its time; the loop has other work.
+        session.look_at = Some(Instant::now() + LOOK.max(now.elapsed() * LOOK_SHARE));
     }
 
     /// A signal for a line goes to what it has started; the shell gets it only when it is alone.
@@ -278,7 +279,7 @@ fn started_by_line(session: &Session) -> Vec<i32> {
         None => tree::descendants(session.pid),
     };
     let before: Vec<i32> = session.line_found.iter().copied().filter(|p| *p != session.pid).collect();
-    now.into_iter().filter(|pid| *pid != session.pid && !tree::descends(*pid, &before)).collect()
+    tree::apart_from(&before, now.into_iter().filter(|pid| *pid != session.pid).collect())
 }
 
 /// Fields that a session's line cannot have.

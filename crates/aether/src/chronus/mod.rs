@@ -47,7 +47,10 @@ pub(crate) use script::shell_argv;
 const SESSIONS_MAX: usize = 256;
 /// How often the processes of a session that ends, or of a line past its time, are looked at.
 const LOOK: Duration = Duration::from_millis(5);
-/// A killed session is over after this long even if the kernel still shows processes of it.
+/// Looks take at most one part of so many of the loop's time.
+const LOOK_SHARE: u32 = 4;
+/// A killed session is over after this long even if the kernel still shows processes of it, or
+/// somebody in the sandbox traces its shell, which is not ours to reap then.
 const CLOSE_WAIT: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,9 +134,13 @@ impl Session {
 
     /// When something is to be done for it.
     pub(crate) fn due(&self) -> Option<Instant> {
-        let looking = self.line_kill.is_some() || (self.phase == Phase::Closing && self.pid == 0);
-        let starting = self.start_until.filter(|_| self.phase == Phase::Starting && self.pty_exec.is_none());
-        self.look_at.filter(|_| looking).or(starting)
+        match self.phase {
+            // A terminal's shell is an exec, which has its own times.
+            Phase::Starting => self.start_until.filter(|_| self.pty_exec.is_none()),
+            Phase::Open => self.look_at.filter(|_| self.line_kill.is_some()),
+            Phase::Closing if self.pid != 0 => self.close_until.filter(|_| self.pty_exec.is_none()),
+            Phase::Closing => self.look_at,
+        }
     }
 }
 
@@ -267,7 +274,7 @@ impl Agent {
         let program = Program::Session(&request.shell);
         let work = Work::Exec(child::Exec { program, env: &request.env, stdio, extra: &extra });
         let plan = Plan { user: &request.user, cwd: &request.cwd, work };
-        let child = child::spawn(&self.host, session.cgroup.as_ref(), &plan)?;
+        let child = child::spawn(&self.host, session.cgroup.as_ref().map(|c| c.dir.as_fd()), &plan)?;
         session.pid = child.pid;
         session.shown_pid = child.pid;
         session.report = Some(child.report);
@@ -397,7 +404,10 @@ impl Agent {
         let terminal = session.pty_exec.clone();
         let cgroup = match &terminal {
             None => session.cgroup.as_ref(),
-            Some(id) => self.execs.iter().find(|(_, e)| e.id == *id).and_then(|(_, e)| e.cgroup.as_ref()),
+            Some(id) => self.execs.iter_mut().find(|(_, e)| e.id == *id).and_then(|(_, e)| {
+                e.was_killed(Instant::now());
+                e.cgroup.as_ref()
+            }),
         };
         let killed = cgroup.is_some_and(tree::kill_cgroup);
         if session.pid > 0 {
@@ -468,6 +478,15 @@ impl Agent {
         if session.phase == Phase::Starting && session.start_until.is_some_and(|until| until <= now) {
             let _ = sys::kill(session.pid, libc::SIGKILL);
             self.session_failed(key, report::not_started());
+            return;
+        }
+        if session.phase == Phase::Closing
+            && session.pid != 0
+            && session.close_until.is_some_and(|until| until <= now)
+        {
+            // Killed, and still not ours to reap.
+            let reaped = Reaped { pid: session.pid, code: 0, signal: libc::SIGKILL, cpu_us: 0 };
+            self.session_reaped(key, &reaped);
             return;
         }
         self.line_look(key, now);

@@ -23,16 +23,27 @@ use crate::{sys, wire};
 /// The only descriptor that a file child keeps besides the standard ones.
 const SOCKET: RawFd = 3;
 
+/// What a child is asked.
+pub(crate) struct Request<'a> {
+    pub(crate) call: &'a FileCall,
+    /// Where it answers.
+    pub(crate) socket: BorrowedFd<'a>,
+    /// The edge takes a pipe where it is to write a file.
+    pub(crate) pipes: bool,
+}
+
 /// What an operation is given.
 struct Call<'a> {
     path: &'a [u8],
     user: &'a User,
     socket: BorrowedFd<'a>,
+    pipes: bool,
 }
 
 /// Does the operation and answers. The caller ends the process.
-pub(crate) fn serve(call: &FileCall, socket: BorrowedFd<'_>, cwd: &[u8], user: &User) {
-    if sys::dup_onto(socket.as_raw_fd(), SOCKET).is_err() {
+pub(crate) fn serve(request: &Request<'_>, cwd: &[u8], user: &User) {
+    let call = request.call;
+    if sys::dup_onto(request.socket.as_raw_fd(), SOCKET).is_err() {
         return;
     }
     sys::close_range(SOCKET as u32 + 1, u32::MAX);
@@ -40,7 +51,7 @@ pub(crate) fn serve(call: &FileCall, socket: BorrowedFd<'_>, cwd: &[u8], user: &
     // The edge may have made it non-blocking: that is shared, and we wait.
     let _ = rustix::fs::fcntl_getfl(socket)
         .and_then(|flags| rustix::fs::fcntl_setfl(socket, flags - OFlags::NONBLOCK));
-    let work = Call { path: &call.path, user, socket };
+    let work = Call { path: &call.path, user, socket, pipes: request.pipes };
     let done = start(&work, cwd).and_then(|()| work.run(call.op.as_ref()));
     if let Err(error) = done {
         wire::reply_error(socket, error);

@@ -1,13 +1,15 @@
 //! Writing a file: whole and atomic, or in place from an offset.
 //!
 //! The edge writes the content itself, through a descriptor of a file that this child opened; then
-//! it sends one byte to commit. Without it the temporary file is removed.
+//! it sends one byte to commit. Without it the temporary file is removed. A file in memory is written by
+//! this child, from a pipe: memory is charged to whoever first writes to it, and that is to be the sandbox.
 
 use std::os::fd::{AsFd, OwnedFd};
 
 use dsec_proto::guest::{FileReply, FileWrite, GuestError};
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid, fstat, statat};
 use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
 
 use super::paths::{self, Place};
 use super::{Call, info};
@@ -16,6 +18,10 @@ use crate::users;
 
 /// `PROC_SUPER_MAGIC`.
 const PROC: u64 = 0x9fa0;
+/// `TMPFS_MAGIC`.
+const TMPFS: u64 = 0x0102_1994;
+/// Bytes of the content's pipe.
+const PIPE: usize = 1 << 20;
 
 impl Call<'_> {
     pub(super) fn write(&self, request: &FileWrite) -> Result<(), GuestError> {
@@ -48,15 +54,14 @@ impl Call<'_> {
             return Err(self.not_regular("write", kind));
         }
         // `/proc/self` would be this child, through a link that somebody inside has planted.
-        if rustix::fs::fstatfs(&file).is_ok_and(|fs| fs.f_type as u64 == PROC) {
+        if is_on(&file, PROC) {
             return Err(invalid(format!(
                 "{} is in /proc; only stored files can be written",
                 show(self.path)
             )));
         }
         let replied = FileReply { files: vec![info(self.path, &stat)], ..FileReply::default() };
-        self.send(replied, &[file.as_fd()])?;
-        if !self.committed() {
+        if !self.content(replied, &file, request.offset.unwrap_or(0))? {
             return Ok(());
         }
         self.finish(&file, owner, request.mode)?;
@@ -94,8 +99,7 @@ impl Call<'_> {
         file: &OwnedFd,
         temporary: &[u8],
     ) -> Result<bool, GuestError> {
-        self.send(FileReply::default(), &[file.as_fd()])?;
-        if !self.committed() {
+        if !self.content(FileReply::default(), file, 0)? {
             return Ok(false);
         }
         // Root keeps the owner of what it replaces; others own what they write.
@@ -112,6 +116,25 @@ impl Call<'_> {
         })?;
         self.answer(info(self.path, &fstat(file).map_err(|e| self.failed("stat", e))?))?;
         Ok(true)
+    }
+
+    /// Hands out where the content is to go; true when it is there and counts.
+    fn content(&self, reply: FileReply, file: &OwnedFd, mut at: u64) -> Result<bool, GuestError> {
+        if !self.pipes || !is_on(file, TMPFS) {
+            self.send(reply, &[file.as_fd()])?;
+            return Ok(self.committed());
+        }
+        let (read, write) = pipe_with(PipeFlags::CLOEXEC).map_err(|e| os("cannot make a pipe", e))?;
+        let _ = rustix::pipe::fcntl_setpipe_size(&write, PIPE);
+        self.send(reply, &[write.as_fd()])?;
+        drop(write);
+        loop {
+            match splice(&read, None, file, Some(&mut at), PIPE, SpliceFlags::empty()) {
+                Ok(0) => return Ok(self.committed()),
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(e) => return Err(self.failed("write", e)),
+            }
+        }
     }
 
     /// Owner, then mode: a change of owner takes the set-id bits away.
@@ -141,6 +164,10 @@ impl Call<'_> {
             }
         }
     }
+}
+
+fn is_on(file: &OwnedFd, file_system: u64) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|fs| fs.f_type as u64 == file_system)
 }
 
 /// Something was changed under us.

@@ -27,7 +27,9 @@ fn write_with(
     let mut socket = edge.file(user, path, FileOp::Write(with));
     let (_, fds) = socket.reply()?;
     let mut file = fs::File::from(fds.into_iter().next().unwrap());
+    // A pipe, since the sandbox's root is in memory.
     file.write_all(text.as_bytes()).unwrap();
+    drop(file);
     socket.commit();
     let (reply, _) = socket.reply()?;
     Ok(reply.files.into_iter().next().unwrap())
@@ -86,8 +88,7 @@ fn writing_in_place_keeps_the_rest() {
     edge.run(shell("a", "printf 0123456789 >f"));
     let mut socket = edge.file("", "f", FileOp::Write(FileWrite { offset: Some(4), ..FileWrite::default() }));
     let (_, fds) = socket.reply().unwrap();
-    std::os::unix::fs::FileExt::write_all_at(&fs::File::from(fds.into_iter().next().unwrap()), b"xx", 4)
-        .unwrap();
+    fs::File::from(fds.into_iter().next().unwrap()).write_all(b"xx").unwrap();
     socket.commit();
     assert_eq!(socket.reply().unwrap().0.files[0].size, 10);
     assert_eq!(read(&mut edge, "", "f").unwrap(), "0123xx6789");
@@ -300,4 +301,21 @@ fn changes_are_watched() {
     assert!(!events.iter().any(|(_, p, _)| p.contains("unseen")), "{events:?}");
     drop(watch);
     eventually("the processes of the sandbox", || sandbox.states().is_empty());
+}
+
+#[test]
+fn a_file_operation_runs_in_the_cgroup_that_comes_with_it() {
+    let sandbox = Sandbox::new();
+    let mut edge = sandbox.client();
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    let dir = sandbox.cgroup("files").remove(0);
+    let call = dsec_proto::guest::FileCall {
+        user: "root".into(),
+        path: b"/work".to_vec(),
+        op: Some(FileOp::Watch(dsec_proto::guest::FileWatch { recursive: false })),
+    };
+    edge.call(dsec_proto::guest::Request::File(call), &[theirs.into(), dir]).unwrap();
+    crate::support::eventually("the watch runs there", || sandbox.members("files").len() == 1);
+    drop(ours);
+    crate::support::eventually("it ends with its caller", || sandbox.members("files").is_empty());
 }

@@ -92,6 +92,25 @@ fn a_writer_outlives_the_forgetting_of_its_command() {
 }
 
 #[test]
+fn writers_left_behind_cost_a_bounded_number_of_descriptors() {
+    const COUNT: usize = 200;
+    let sandbox = Sandbox::new();
+    let mut edge = sandbox.client();
+    let before = sandbox.open_files();
+    let ids: Vec<String> = (0..COUNT).map(|i| format!("e{i}")).collect();
+    for id in &ids {
+        edge.start(shell(id, "sleep 1000 & :"), &[]).unwrap();
+    }
+    for id in &ids {
+        edge.wait(id);
+        edge.forget(id);
+    }
+    let held = sandbox.open_files() - before;
+    assert!((100..=256).contains(&held), "{held} descriptors for two pipes of {COUNT} commands each");
+    assert_eq!(edge.run(shell("on", "echo on")).out, "on\n");
+}
+
+#[test]
 fn a_burst_of_commands_loses_nothing() {
     const COUNT: usize = 400;
     let sandbox = Sandbox::new();

@@ -45,6 +45,33 @@ impl Session<'_> {
     }
 }
 
+/// A shell that another process of the sandbox traces is not the agent's to reap.
+#[test]
+fn a_session_is_closed_though_its_shell_is_traced() {
+    let sandbox = Sandbox::new();
+    let mut edge = sandbox.client();
+    let info = open(&sandbox, &mut edge, "s", "/bin/bash");
+    let seize = format!(
+        "import ctypes, time\nprint(ctypes.CDLL(None).ptrace(0x4206, {}, None, None), flush=True)\ntime.sleep(1000)",
+        info.pid
+    );
+    edge.start(crate::support::exec("tracer", &["python3", "-c", &seize]), &[]).unwrap();
+    edge.until("tracer", 0, |_, text| text == "0\n");
+    edge.call(Request::SessionClose(SessionRef { session: "s".into() }), &[]).unwrap();
+    // The name is free again, and a command that is traced ends as well when it is killed.
+    open(&sandbox, &mut edge, "s", "/bin/bash");
+    let pid = match edge.call(Request::ExecStart(crate::support::exec("v2", &["sleep", "1000"])), &[]) {
+        Ok((Reply::ExecStarted(started), _)) => started.pid,
+        other => panic!("{other:?}"),
+    };
+    let seize = seize.replace(&format!("(0x4206, {},", info.pid), &format!("(0x4206, {pid},"));
+    edge.start(crate::support::exec("t2", &["python3", "-c", &seize]), &[]).unwrap();
+    edge.until("t2", 0, |_, text| text == "0\n");
+    let kill = dsec_proto::guest::ExecSignal { exec: "v2".into(), signal: 9, tree: false };
+    edge.call(Request::ExecSignal(kill), &[]).unwrap();
+    assert_eq!(edge.wait("v2").info.signal, 9);
+}
+
 #[test]
 fn lines_share_one_shell() {
     for with in SHELLS {

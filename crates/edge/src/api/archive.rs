@@ -1,41 +1,38 @@
 //! Directories as tar, both ways, through a pipe to a child in the sandbox.
 
-use std::io::{self, Read, Write};
-use std::os::fd::OwnedFd;
+use std::io;
 use std::sync::Arc;
 
+use async_compression::tokio::bufread::{GzipDecoder, ZstdDecoder};
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
-use bytes::{Buf, Bytes};
+use bytes::{Bytes, BytesMut};
 use dsec_proto::guest::{FileOp, FileTar};
 use dsec_proto::rest::ApiError;
 use futures_util::StreamExt;
 use serde_json::json;
-use tokio::sync::mpsc;
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncRead, AsyncReadExt};
+use tokio_util::io::StreamReader;
 
-use super::bodies::{Span, UploadError, chunks, into_sink, upload_failed, write_chunks};
+use super::bodies::{UploadError, counted, is_caller, of_pipe, upload_failed};
 use super::files::{PathParams, call};
 use super::{Answer, In, Params};
 use crate::error::invalid;
 use crate::guest::files::FileChild;
+use crate::guest::pipe::Pipe;
 
-/// Bytes that a pipe is asked to hold, so that both ends work in large pieces. The kernel's most
-/// for everyone (`/proc/sys/fs/pipe-max-size`); refused, the usual 64 KiB do.
-const PIPE_SIZE: usize = 1 << 20;
 /// Bytes decompressed at once.
 const DECOMPRESS_CHUNK: usize = 256 * 1024;
-/// Largest window of a zstd frame, log2: what `zstd --long` writes at most without asking (128 MiB).
-const ZSTD_WINDOW_LOG_MAX: u32 = 27;
+/// Bytes that tell how an archive is compressed.
+const MAGIC: usize = 4;
 
 pub(super) async fn pack(In(entered): In, Params(params): Params<PathParams>) -> Answer {
     let call = call(&params.path, params.user.as_deref(), FileOp::Tar(FileTar { unpack: false }))?;
     let mut child = FileChild::start(entered.guest(), call).await?;
-    let (_, pipe) = child.opened().await?;
-    let _ = rustix::pipe::fcntl_setpipe_size(&pipe, PIPE_SIZE);
-    let content = chunks(Arc::new(entered), pipe, Span::ToEnd { from: None });
+    let content = of_pipe(Arc::new(entered), child.readable().await?);
     // The pipe's end alone does not say that the archive is whole; the child does.
     let verdict = futures_util::stream::once(async move {
-        match child.next().await {
+        match child.next_soon().await {
             Ok(_) => Ok(Bytes::new()),
             Err(error) => Err(io::Error::other(error)),
         }
@@ -49,9 +46,10 @@ pub(super) async fn pack(In(entered): In, Params(params): Params<PathParams>) ->
 pub(super) async fn unpack(In(entered): In, Params(params): Params<PathParams>, body: Body) -> Answer {
     let call = call(&params.path, params.user.as_deref(), FileOp::Tar(FileTar { unpack: true }))?;
     let mut child = FileChild::start(entered.guest(), call).await?;
-    let (_, pipe) = child.opened().await?;
-    let _ = rustix::pipe::fcntl_setpipe_size(&pipe, PIPE_SIZE);
-    let sent = into_sink(&entered, body, move |chunks| feed(&pipe, chunks)).await;
+    let pipe = child.writable().await?;
+    let sent = feed(Box::pin(StreamReader::new(counted(Arc::new(entered), body))), &pipe).await;
+    // The end of the archive for the child.
+    drop(pipe);
     match sent {
         Ok(()) => {}
         // The child stopped reading: it knows why.
@@ -61,7 +59,7 @@ pub(super) async fn unpack(In(entered): In, Params(params): Params<PathParams>, 
         }
         Err(error) => return Err(upload_failed(error).into()),
     }
-    let (reply, _) = child.next().await?;
+    let (reply, _) = child.next_soon().await?;
     Ok(super::json(StatusCode::OK, &json!({ "files": reply.count, "bytes": reply.bytes })))
 }
 
@@ -70,86 +68,72 @@ fn damaged(error: &io::Error) -> ApiError {
         .hint("send a tar, plain or as gzip or zstd")
 }
 
-/// Passes an archive on, decompressed. Blocks.
-fn feed(pipe: &OwnedFd, chunks: mpsc::Receiver<Bytes>) -> io::Result<()> {
-    // The child made the pipe and may have made it non-blocking; this thread wants to wait.
-    rustix::io::ioctl_fionbio(pipe, false)?;
-    let mut chunks = ChunkReader { chunks, current: Bytes::new() };
-    let magic = chunks.peek(4);
-    let bad = |error: io::Error| match error.kind() {
-        io::ErrorKind::BrokenPipe => error,
-        _ => io::Error::new(io::ErrorKind::InvalidData, error),
-    };
-    match magic.as_slice() {
-        [0x1f, 0x8b, ..] => copy(flate2::read::MultiGzDecoder::new(chunks), pipe).map_err(bad),
+/// Passes an archive on, decompressed.
+async fn feed(
+    mut archive: impl AsyncBufRead + Send + Unpin + 'static,
+    pipe: &Pipe,
+) -> Result<(), UploadError> {
+    let magic = peek(&mut archive).await?;
+    let magic = io::Cursor::new(magic);
+    let whole = AsyncReadExt::chain(magic.clone(), archive);
+    match magic.get_ref()[..] {
+        [0x1f, 0x8b, ..] => {
+            let mut decoder = GzipDecoder::new(whole);
+            decoder.multiple_members(true);
+            copy(decoder, pipe).await
+        }
         [0x28, 0xb5, 0x2f, 0xfd] => {
-            let mut decoder = zstd::Decoder::new(chunks)?;
-            decoder.window_log_max(ZSTD_WINDOW_LOG_MAX)?;
-            copy(decoder, pipe).map_err(bad)
+            let mut decoder = ZstdDecoder::new(whole);
+            decoder.multiple_members(true);
+            copy(decoder, pipe).await
         }
-        _ => {
-            let mut sink = FdWriter(pipe);
-            sink.write_all(&chunks.current)?;
-            write_chunks(pipe, None, chunks.chunks).map(|_| ())
-        }
+        _ => pass(whole, pipe).await,
     }
 }
 
-fn copy(mut from: impl Read, pipe: &OwnedFd) -> io::Result<()> {
-    let mut buffer = vec![0; DECOMPRESS_CHUNK];
-    let mut sink = FdWriter(pipe);
+/// The first bytes of an archive, all where there are fewer.
+async fn peek(archive: &mut (impl AsyncBufRead + Unpin)) -> Result<Bytes, UploadError> {
+    let mut magic = BytesMut::with_capacity(MAGIC);
+    while magic.len() < MAGIC {
+        let there = archive.fill_buf().await.map_err(of_body)?;
+        let taken = there.len().min(MAGIC - magic.len());
+        if taken == 0 {
+            break;
+        }
+        magic.extend_from_slice(&there[..taken]);
+        archive.consume(taken);
+    }
+    Ok(magic.freeze())
+}
+
+fn of_body(error: io::Error) -> UploadError {
+    if is_caller(&error) { UploadError::Caller } else { UploadError::Sink(error) }
+}
+
+/// As it is, without a copy.
+async fn pass(mut archive: impl AsyncBufRead + Unpin, pipe: &Pipe) -> Result<(), UploadError> {
     loop {
-        match from.read(&mut buffer) {
+        let there = archive.fill_buf().await.map_err(of_body)?;
+        let taken = there.len();
+        if taken == 0 {
+            return Ok(());
+        }
+        pipe.write_all(there).await.map_err(UploadError::Sink)?;
+        archive.consume(taken);
+    }
+}
+
+async fn copy(mut decoder: impl AsyncRead + Unpin, pipe: &Pipe) -> Result<(), UploadError> {
+    let mut buffer = BytesMut::with_capacity(DECOMPRESS_CHUNK);
+    loop {
+        match decoder.read_buf(&mut buffer).await {
             Ok(0) => return Ok(()),
-            Ok(got) => sink.write_all(&buffer[..got])?,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-}
-
-struct FdWriter<'a>(&'a OwnedFd);
-
-impl Write for FdWriter<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        Ok(rustix::io::write(self.0, bytes)?)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// A body's chunks as a reader.
-struct ChunkReader {
-    chunks: mpsc::Receiver<Bytes>,
-    current: Bytes,
-}
-
-impl ChunkReader {
-    /// The first `count` bytes, or all where there are fewer. They are read again afterwards.
-    fn peek(&mut self, count: usize) -> Vec<u8> {
-        while self.current.len() < count {
-            match self.chunks.blocking_recv() {
-                // Only the first few bytes of a body can be in pieces this small.
-                Some(more) => self.current = [self.current.as_ref(), more.as_ref()].concat().into(),
-                None => break,
+            Ok(_) => pipe.write_all(&buffer).await.map_err(UploadError::Sink)?,
+            Err(error) if is_caller(&error) => return Err(UploadError::Caller),
+            Err(error) => {
+                return Err(UploadError::Sink(io::Error::new(io::ErrorKind::InvalidData, error)));
             }
         }
-        self.current.iter().take(count).copied().collect()
-    }
-}
-
-impl Read for ChunkReader {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        while self.current.is_empty() {
-            match self.chunks.blocking_recv() {
-                Some(next) => self.current = next,
-                None => return Ok(0),
-            }
-        }
-        let count = into.len().min(self.current.len());
-        self.current.split_to(count).copy_to_slice(&mut into[..count]);
-        Ok(count)
+        buffer.clear();
     }
 }

@@ -1,5 +1,6 @@
 //! Files of a sandbox.
 
+use std::io;
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -15,10 +16,10 @@ use dsec_proto::guest::{
 use dsec_proto::rest::{ApiError, FileInfo, FileKind, MakeDirRequest, MoveRequest};
 use serde::Deserialize;
 
-use super::bodies::{self, Span, into_sink, upload_failed, write_chunks};
+use super::bodies::{self, UploadError, upload_failed};
 use super::{Answer, In, Json, Params, json};
 use crate::error::invalid_field;
-use crate::guest::files::FileChild;
+use crate::guest::files::{FileChild, Sink};
 use crate::sandbox::Entered;
 use crate::sandbox::plan::{check_path, check_user};
 
@@ -91,7 +92,7 @@ pub(super) struct ReadParams {
 pub(super) async fn read(In(entered): In, Params(params): Params<ReadParams>, headers: HeaderMap) -> Answer {
     let call = call(&params.path, params.user.as_deref(), FileOp::Read(Empty {}))?;
     let mut child = FileChild::start(entered.guest(), call).await?;
-    let (reply, fd) = child.opened().await?;
+    let (reply, fd) = child.regular().await?;
     let size = reply.files.first().map_or(0, |info| info.size);
     let range = match (params.offset, params.length) {
         (None, None) => headers.get(header::RANGE).and_then(|range| parse_range(range, size)),
@@ -122,7 +123,7 @@ pub(super) async fn read(In(entered): In, Params(params): Params<ReadParams>, he
     if size == 0 && params.length != Some(0) {
         return Ok(raw(bodies::of_unknown_length(entered, fd, params.offset.unwrap_or(0)).await?));
     }
-    let mut response = raw(bodies::from_fd(entered, fd, Span::Exactly { from, length }).await?);
+    let mut response = raw(bodies::of_file(entered, fd, from, length).await?);
     let head = response.headers_mut();
     head.insert(header::CONTENT_LENGTH, length.into());
     head.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
@@ -193,10 +194,19 @@ pub(super) async fn write(In(entered): In, Params(params): Params<WriteParams>, 
     };
     let call = call(&params.path, params.user.as_deref(), FileOp::Write(op))?;
     let mut child = FileChild::start(entered.guest(), call).await?;
-    let (_, fd) = child.opened().await?;
-    let at = Some(params.offset.unwrap_or(0));
     // Whatever fails here drops the child's socket, and with it the file that was being written.
-    into_sink(&entered, body, move |chunks| write_chunks(&fd, at, chunks)).await.map_err(upload_failed)?;
+    let sent = match child.sink().await? {
+        Sink::File(fd) => bodies::into_file(&entered, body, fd, params.offset.unwrap_or(0)).await,
+        Sink::Pipe(pipe) => bodies::into_pipe(&entered, body, &pipe).await,
+    };
+    match sent {
+        // A child that stopped reading knows why.
+        Err(UploadError::Sink(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
+            child.info().await?;
+            return Err(upload_failed(UploadError::Sink(error)).into());
+        }
+        sent => sent.map_err(upload_failed)?,
+    }
     Ok(json(StatusCode::OK, &describe(&child.commit().await?)))
 }
 
@@ -212,7 +222,7 @@ pub(super) struct RemoveParams {
 pub(super) async fn remove(In(entered): In, Params(params): Params<RemoveParams>) -> Answer<StatusCode> {
     let op = FileOp::Remove(FileRemove { recursive: params.recursive });
     let call = call(&params.path, params.user.as_deref(), op)?;
-    FileChild::start(entered.guest(), call).await?.next().await?;
+    FileChild::start(entered.guest(), call).await?.next_soon().await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -280,7 +290,7 @@ pub(super) async fn list(In(entered): In, Params(params): Params<ListParams>) ->
     let call = call(&params.path, params.user.as_deref(), op)?;
     let mut child = FileChild::start(entered.guest(), call).await?;
     // The first answer decides the status; a failure after it breaks the connection.
-    let pending = Some(child.next().await?.0);
+    let pending = Some(child.next_soon().await?.0);
     let listing = Listing { entered, child, pending, first: true };
     let body = Body::from_stream(futures_util::stream::unfold(Some(listing), next_entries));
     Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
@@ -290,7 +300,7 @@ async fn next_entries(listing: Option<Listing>) -> Option<(Result<Bytes, ApiErro
     let mut listing = listing?;
     let reply = match listing.pending.take() {
         Some(reply) => reply,
-        None => match listing.child.next().await {
+        None => match listing.child.next_soon().await {
             Ok((reply, _)) => reply,
             Err(error) => return Some((Err(error), None)),
         },

@@ -25,7 +25,7 @@ pub(super) async fn watch(In(entered): In, Params(params): Params<WatchParams>, 
     let call = call(&params.path, params.user.as_deref(), op)?;
     let mut child = FileChild::start(entered.guest(), call).await?;
     // The first answer has `ready`, so a path that is not there is refused before the upgrade.
-    let (first, _) = child.next().await?;
+    let (first, _) = child.next_soon().await?;
     Ok(upgrade.0.on_upgrade(move |socket| pass_on(socket, entered, child, first)))
 }
 

@@ -19,6 +19,9 @@ const READ_CHUNK: usize = 32 * 1024;
 /// A buffer above this is given back once it is empty.
 const KEPT_BUFFER_MAX: usize = 64 * 1024;
 
+/// Descriptors that may wait for the rest of their frame: those of a few frames that came together.
+const FDS_WAITING_MAX: usize = 4 * FRAME_FDS_MAX;
+
 /// Has the runtime watch a descriptor.
 ///
 /// # Errors
@@ -90,6 +93,12 @@ impl Incoming {
         }
         if got.flags.contains(ReturnFlags::CTRUNC) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "more descriptors than a frame may have"));
+        }
+        if self.fds.len() > FDS_WAITING_MAX {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "more descriptors than frames that own them",
+            ));
         }
         self.buffer.extend_from_slice(&chunk[..got.bytes]);
         Ok(got.bytes)
@@ -185,6 +194,21 @@ mod tests {
         let (second, fds) = incoming.take::<FromGuest>().unwrap().unwrap();
         assert_eq!((second.reply_to, fds.len()), (2, 2));
         assert!(incoming.take::<FromGuest>().unwrap().is_none());
+    }
+
+    #[test]
+    fn descriptors_that_no_frame_owns_do_not_pile_up() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let mut incoming = Incoming::default();
+        let mut received = 0;
+        let refused = (0..1000).find_map(|_| {
+            send(theirs.as_fd(), &[0], &[file.as_fd(); FRAME_FDS_MAX]).unwrap();
+            received += FRAME_FDS_MAX;
+            incoming.receive(ours.as_fd()).err()
+        });
+        assert_eq!(refused.map(|e| e.kind()), Some(io::ErrorKind::InvalidData));
+        assert!(received <= FDS_WAITING_MAX + FRAME_FDS_MAX, "{received} were kept");
     }
 
     #[test]

@@ -7,11 +7,14 @@
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dsec_model::ExecId;
-use dsec_proto::guest::{self, Empty, FromGuest, GENERATION, Hello, HelloReply, Reply, Request, ToGuest};
+use dsec_proto::guest::{
+    self, Empty, FILE_PIPES_GENERATION, FromGuest, GENERATION, Hello, HelloReply, Reply, Request, ToGuest,
+};
+use dsec_proto::rest::ApiError;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, oneshot, watch};
 
@@ -54,6 +57,8 @@ pub struct Connection {
     waiters: Mutex<HashMap<u64, Waiter>>,
     next_id: AtomicU64,
     closed: watch::Sender<Option<String>>,
+    /// Generation of the agent.
+    generation: AtomicU32,
     /// What the agent runs.
     pub execs: Arc<ExecTable>,
 }
@@ -98,6 +103,7 @@ impl Connection {
             waiters: Mutex::default(),
             next_id: AtomicU64::new(1),
             closed: watch::Sender::new(None),
+            generation: AtomicU32::new(0),
             execs,
         });
         tokio::spawn(Arc::clone(&connection).run());
@@ -113,7 +119,8 @@ impl Connection {
     async fn hello(self: &Arc<Self>) -> Result<(), CallError> {
         let request = Request::Hello(Hello { generation: GENERATION });
         match self.call(request, Vec::new()).await? {
-            (Reply::Hello(HelloReply { execs, sessions, .. }), _) => {
+            (Reply::Hello(HelloReply { generation, execs, sessions }), _) => {
+                self.generation.store(generation, Ordering::Relaxed);
                 self.execs.restore(execs, sessions);
                 Ok(())
             }
@@ -171,6 +178,17 @@ impl Connection {
             (Reply::Done(Empty {}), fds) => Ok(fds),
             _ => Err(CallError::Unexpected),
         }
+    }
+
+    /// The cgroup that the agent shall start a file operation or a check in, for an agent that knows of it.
+    ///
+    /// # Errors
+    /// The kernel refuses one.
+    pub fn file_cgroup(&self) -> Result<Option<OwnedFd>, ApiError> {
+        if self.generation.load(Ordering::Relaxed) < FILE_PIPES_GENERATION {
+            return Ok(None);
+        }
+        self.execs.file_cgroup()
     }
 
     /// Starts an exec whose entry is in the table. The entry follows the agent's answer whether or

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dsec_backend::{Instance, OomReport};
+use dsec_backend::{ExecCgroup, Instance, OomReport};
 use dsec_model::{ErrorKind, ExecId, SandboxId};
 use dsec_proto::guest::{ExecInfo, Output, SessionInfo};
 use dsec_proto::rest::{ApiError, OomKill};
@@ -15,7 +15,7 @@ use serde_json::json;
 use super::Connection;
 use super::exec::{Exec, Facts};
 use super::stdin::{self, StdinPipe};
-use crate::error::no_such;
+use crate::error::{internal, no_such};
 use crate::sandbox::Grip;
 use crate::sandbox::events::EventRing;
 
@@ -93,6 +93,8 @@ pub struct ExecTable {
     spool: Arc<Path>,
     events: Arc<EventRing>,
     tables: Mutex<Tables>,
+    /// Where file operations run. One for all: it is never killed, so it can be used again.
+    file_cgroup: Mutex<Option<ExecCgroup>>,
 }
 
 impl std::fmt::Debug for ExecTable {
@@ -108,7 +110,21 @@ impl ExecTable {
         let spool = spool.unwrap_or_else(|| Arc::from(Path::new("/nonexistent")));
         let first = grip.with(Instance::oom_kills).unwrap_or(0);
         let tables = Tables { oom: OomLog { first, kills: VecDeque::new() }, ..Tables::default() };
-        Arc::new(Self { sandbox, grip, spool, events, tables: Mutex::new(tables) })
+        let tables = Mutex::new(tables);
+        Arc::new(Self { sandbox, grip, spool, events, tables, file_cgroup: Mutex::default() })
+    }
+
+    /// The cgroup of file operations, under the sandbox's limits; none where the host has none.
+    ///
+    /// # Errors
+    /// The kernel refuses one.
+    pub fn file_cgroup(&self) -> Result<Option<OwnedFd>, ApiError> {
+        let failed = |e: &dyn std::error::Error| internal("no cgroup could be made for file operations", e);
+        let mut held = self.file_cgroup.lock().unwrap_or_else(PoisonError::into_inner);
+        if held.is_none() {
+            *held = self.grip.with(Instance::exec_cgroup).transpose().map_err(|e| failed(&e))?.flatten();
+        }
+        held.as_ref().map(|cgroup| cgroup.dir.try_clone()).transpose().map_err(|e| failed(&e))
     }
 
     fn oom_kills(&self) -> u64 {
@@ -212,10 +228,7 @@ impl ExecTable {
         if !kills.is_empty() {
             self.events.push("oom_kill", json!({ "exec_id": id, "kills": kills }));
         }
-        self.events.push(
-            "exec_ended",
-            json!({ "exec_id": id, "code": info.code, "signal": info.signal, "timed_out": info.timed_out }),
-        );
+        self.events.push("exec_ended", ended_fields(&info));
         exec.change(|facts| {
             facts.learn(&info);
             facts.oom_kills = kills;
@@ -233,9 +246,11 @@ impl ExecTable {
         let oom_before = self.oom_kills();
         let mut infos = execs;
         infos.sort_by_key(|info| (info.ended, if info.ended { info.ended_ms } else { info.started_ms }));
+        let seen_ms = self.events.last_ms().unwrap_or(u64::MAX);
         let mut tables = self.tables();
         for info in infos {
             let Ok(id) = info.exec.parse::<ExecId>() else { continue };
+            self.note_missed(&info, seen_ms);
             let mut facts = Facts { oom_before, ..Facts::default() };
             facts.learn(&info);
             let line = if info.ended { &mut tables.ended } else { &mut tables.running };
@@ -244,6 +259,17 @@ impl ExecTable {
         }
         for info in sessions {
             tables.sessions.insert(info.session.clone(), SessionEntry::new(info, None));
+        }
+    }
+
+    /// Writes down what happened while no edge ran.
+    fn note_missed(&self, info: &ExecInfo, seen_ms: u64) {
+        if info.started_ms > seen_ms {
+            let fields = json!({ "exec_id": info.exec, "command": info.command });
+            self.events.push_of(info.started_ms, "exec_started", fields);
+        }
+        if info.ended && info.ended_ms > seen_ms {
+            self.events.push_of(info.ended_ms, "exec_ended", ended_fields(info));
         }
     }
 
@@ -369,6 +395,10 @@ impl ExecTable {
         let entry = tables.sessions.get(name).filter(|entry| !entry.closed)?;
         Some(SessionInfo { pending: tables.lines(name).count() as u32, ..entry.info.clone() })
     }
+}
+
+fn ended_fields(info: &ExecInfo) -> serde_json::Value {
+    json!({ "exec_id": info.exec, "code": info.code, "signal": info.signal, "timed_out": info.timed_out })
 }
 
 impl SessionEntry {

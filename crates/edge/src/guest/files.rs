@@ -8,10 +8,12 @@ use std::time::Duration;
 use dsec_model::ErrorKind;
 use dsec_proto::guest::{FileCall, FileInfo, FileReply, Request};
 use dsec_proto::rest::ApiError;
+use rustix::fs::{FileType, fstat};
 use tokio::io::unix::AsyncFd;
 
 use super::Connection;
 use super::codec::{Incoming, watched};
+use super::pipe::{Pipe, STALL_MAX};
 use crate::error::{chain, from_guest, internal};
 
 /// Longest wait for an answer that a caller waits for: a move may copy a large tree first.
@@ -37,7 +39,8 @@ impl FileChild {
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
         ours.set_nonblocking(true).map_err(failed)?;
         let socket = watched(OwnedFd::from(ours)).map_err(failed)?;
-        connection.done(Request::File(call), vec![theirs.into()]).await?;
+        let fds = [Some(theirs.into()), connection.file_cgroup()?].into_iter().flatten().collect();
+        connection.done(Request::File(call), fds).await?;
         Ok(Self { socket, incoming: Incoming::default() })
     }
 
@@ -57,21 +60,71 @@ impl FileChild {
     }
 
     /// The next answer, which must not take long: root in the sandbox can stop the child for ever.
-    async fn next_soon(&mut self) -> Result<(FileReply, Vec<OwnedFd>), ApiError> {
+    ///
+    /// # Errors
+    /// As [`Self::next`], or it does.
+    pub async fn next_soon(&mut self) -> Result<(FileReply, Vec<OwnedFd>), ApiError> {
         tokio::time::timeout(ANSWER_MAX, self.next())
             .await
             .unwrap_or_else(|_| Err(vanished("it did not answer in time")))
     }
 
-    /// The next answer, which must carry a descriptor.
+    /// The next answer and its one descriptor, with what that is. The child runs with the rights of the
+    /// sandbox's user: it is not believed that it opened what it should.
+    async fn opened(&mut self) -> Result<(FileReply, OwnedFd, FileType), ApiError> {
+        let (reply, mut fds) = self.next_soon().await?;
+        let (Some(fd), true) = (fds.pop(), fds.is_empty()) else {
+            return Err(vanished("it did not open one thing"));
+        };
+        let kind = fstat(&fd).map(|stat| FileType::from_raw_mode(stat.st_mode));
+        let kind =
+            kind.map_err(|e| internal("a descriptor cannot be looked at", &std::io::Error::from(e)))?;
+        Ok((reply, fd, kind))
+    }
+
+    /// The next answer, which must carry a regular file.
     ///
     /// # Errors
-    /// As [`Self::next`], or it carries none.
-    pub async fn opened(&mut self) -> Result<(FileReply, OwnedFd), ApiError> {
-        let (reply, mut fds) = self.next_soon().await?;
-        match fds.pop() {
-            Some(fd) => Ok((reply, fd)),
-            None => Err(vanished("it opened nothing")),
+    /// As [`Self::next_soon`], or it carries anything else.
+    pub async fn regular(&mut self) -> Result<(FileReply, OwnedFd), ApiError> {
+        match self.opened().await? {
+            (reply, fd, FileType::RegularFile) => Ok((reply, fd)),
+            (_, _, kind) => Err(wrong_kind(kind)),
+        }
+    }
+
+    /// The next answer, which must carry a pipe to read from.
+    ///
+    /// # Errors
+    /// As [`Self::next_soon`], or it carries anything else.
+    pub async fn readable(&mut self) -> Result<Pipe, ApiError> {
+        match self.opened().await? {
+            (_, fd, FileType::Fifo) => Pipe::reader(&fd, STALL_MAX).map_err(|e| unusable(&e)),
+            (_, _, kind) => Err(wrong_kind(kind)),
+        }
+    }
+
+    /// The next answer, which must carry a pipe to write to.
+    ///
+    /// # Errors
+    /// As [`Self::next_soon`], or it carries anything else.
+    pub async fn writable(&mut self) -> Result<Pipe, ApiError> {
+        match self.sink().await? {
+            Sink::Pipe(pipe) => Ok(pipe),
+            Sink::File(_) => Err(wrong_kind(FileType::RegularFile)),
+        }
+    }
+
+    /// The next answer, which must carry a file or a pipe to write to.
+    ///
+    /// # Errors
+    /// As [`Self::next_soon`], or it carries anything else.
+    pub async fn sink(&mut self) -> Result<Sink, ApiError> {
+        let (_, fd, kind) = self.opened().await?;
+        match kind {
+            FileType::RegularFile => Ok(Sink::File(fd)),
+            FileType::Fifo => Ok(Sink::Pipe(Pipe::writer(&fd, STALL_MAX).map_err(|e| unusable(&e))?)),
+            kind => Err(wrong_kind(kind)),
         }
     }
 
@@ -93,6 +146,23 @@ impl FileChild {
             .map_err(|e| vanished(&e.to_string()))?;
         self.info().await
     }
+}
+
+/// Where an upload goes.
+#[derive(Debug)]
+pub enum Sink {
+    /// A file that the edge writes itself.
+    File(OwnedFd),
+    /// A pipe from which the child writes: what is kept in memory is then the sandbox's to pay for.
+    Pipe(Pipe),
+}
+
+fn wrong_kind(kind: FileType) -> ApiError {
+    vanished(&format!("it opened something of the wrong kind ({kind:?})"))
+}
+
+fn unusable(error: &std::io::Error) -> ApiError {
+    internal("a pipe to a file operation cannot be used", error)
 }
 
 fn vanished(why: &str) -> ApiError {

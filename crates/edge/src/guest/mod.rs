@@ -5,6 +5,7 @@ pub mod connection;
 pub mod exec;
 pub mod execs;
 pub mod files;
+pub mod pipe;
 pub mod read;
 pub mod stdin;
 

@@ -414,7 +414,11 @@ impl Actor {
         let refused =
             self.failure.as_ref().is_some_and(|e| e.kind() == dsec_model::ErrorKind::InvalidArgument);
         let node = Arc::clone(&self.node);
-        let ended = Ended { sandbox: sandbox.clone(), key: self.stored.key.clone().filter(|_| !refused) };
+        let ended = Ended {
+            sandbox: sandbox.clone(),
+            key: self.stored.key.clone().filter(|_| !refused),
+            events: self.handle.events.ndjson(),
+        };
         let noted = tokio::task::spawn_blocking(move || {
             let logged = if refused { Ok(()) } else { node.ended.append(&ended) };
             logged.and(record::remove(&node.config.state_dir, ended.sandbox.id.random()))

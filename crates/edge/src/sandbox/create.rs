@@ -139,6 +139,11 @@ async fn fresh(
     if !node.registry.insert(Arc::clone(&handle)) {
         return Err(ApiError::new(ErrorKind::Internal, "an id was drawn twice").hint("try again"));
     }
+    if let Err(error) =
+        handle.events.write_into(&super::record::directory(&node.config.state_dir, id.random()))
+    {
+        tracing::error!(sandbox_id = %id, %error, "a sandbox's events cannot be written down");
+    }
     handle.events.push("created", json!({ "image": request.container_image }));
     let checks = (request.init_user.is_some() || request.cwd.is_some()).then(|| Check {
         user: stored.spec.user.clone(),
@@ -270,7 +275,8 @@ async fn greet(
 ) -> Result<Arc<Connection>, ApiError> {
     let guest = Connection::open(stream, table).await?;
     if let Some(check) = checks
-        && let Err(error) = guest.done(Request::Check(check), Vec::new()).await
+        && let Err(error) =
+            guest.done(Request::Check(check), guest.file_cgroup()?.into_iter().collect()).await
     {
         guest.close("the create was refused");
         let error = ApiError::from(error);

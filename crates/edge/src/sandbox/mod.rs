@@ -16,7 +16,7 @@ use dsec_backend::Instance;
 use dsec_model::{EndReason, ErrorKind, SandboxId, State};
 use dsec_proto::rest::{ApiError, Sandbox, Usage};
 use serde_json::json;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::error::{agent_gone, not_running};
 use crate::guest::Connection;
@@ -26,6 +26,9 @@ use idle::{Activity, Busy};
 /// Messages that may wait for one sandbox's actor. Only stops and a rare note travel this way, and
 /// stops that meet one in progress do not, so more than a few is a flood.
 pub const MAILBOX: usize = 32;
+
+/// Threads that work on one sandbox's files at once: enough for its disk, and few of the node's.
+const DISK_THREADS: usize = 8;
 
 /// What an actor is told.
 #[derive(Debug)]
@@ -121,6 +124,8 @@ pub struct Handle {
     pub events: Arc<EventRing>,
     /// Bytes in and out.
     pub traffic: Traffic,
+    /// Turns of threads that read and write its files.
+    pub disk_threads: Semaphore,
     mailbox: mpsc::Sender<Message>,
     record: watch::Sender<Arc<Sandbox>>,
     live: RwLock<Option<Arc<Live>>>,
@@ -135,6 +140,7 @@ impl Handle {
             activity: Arc::new(Activity::new(record.last_active_ms)),
             events: Arc::new(EventRing::default()),
             traffic: Traffic::restored(record.usage.as_ref()),
+            disk_threads: Semaphore::new(DISK_THREADS),
             mailbox,
             record: watch::Sender::new(Arc::new(record)),
             live: RwLock::new(None),

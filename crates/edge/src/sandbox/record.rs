@@ -12,6 +12,7 @@ use dsec_model::{Limits, SandboxId};
 use dsec_proto::rest::Sandbox;
 use serde::{Deserialize, Serialize};
 
+use super::events;
 use crate::idempotency::StoredKey;
 
 const FILE: &str = "record.json";
@@ -95,7 +96,7 @@ impl Stored {
 /// and a mount point among it must not be walked into.
 pub fn remove(state_dir: &Path, random: &str) -> io::Result<()> {
     let dir = directory(state_dir, random);
-    for file in [FILE, "record.json.new"] {
+    for file in [FILE, "record.json.new", events::FILE, events::DRAFT] {
         match std::fs::remove_file(dir.join(file)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -139,6 +140,9 @@ fn put_aside(state_dir: &Path, path: &Path, why: &str) {
     let name = path.parent().and_then(Path::file_name).unwrap_or_default();
     let target = aside.join(name).with_extension("json");
     let moved = std::fs::create_dir_all(&aside).and_then(|()| std::fs::rename(path, &target));
+    for left in [events::FILE, events::DRAFT] {
+        let _ = std::fs::remove_file(path.with_file_name(left));
+    }
     let _ = path.parent().map(std::fs::remove_dir);
     tracing::error!(
         path = %path.display(),

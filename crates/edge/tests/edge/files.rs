@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
 
+use crate::support::client::Client;
 use crate::support::files::{content, put};
 use crate::support::{World, until};
 
@@ -149,4 +150,69 @@ async fn a_watch_tells_changes_as_they_come() {
         dsec_proto::guest::FileEvent { kind: 5, path: b"new".to_vec(), from: Some(b"old".to_vec()) };
     guest.file_events.lock().unwrap()[0].send(renamed).unwrap();
     assert_eq!(next().await, json!({ "kind": "renamed", "path": "new", "from": "old" }));
+}
+
+/// More transfers stand still than the edge has threads for files.
+#[test]
+fn children_that_stand_still_hold_no_thread() {
+    const THREADS: usize = 8;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .worker_threads(2)
+        .max_blocking_threads(THREADS)
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let world = World::new();
+        let edge = world.ready().await;
+        let id = edge.client.create().await;
+        let big: Vec<u8> = (0..3_000_000u32).map(|n| (n % 249) as u8).collect();
+        edge.client.put(&format!("/v1/sandboxes/{id}/files?path=/big"), big.clone()).await.expect(200);
+        let mut held = Vec::new();
+        for _ in 0..2 * THREADS {
+            let path = format!("/v1/sandboxes/{id}/archive?path=/hostile-stalled-pack");
+            held.push(edge.client.begin(Client::request("GET", &path, &[], "")).await.unwrap());
+        }
+        let mut uploads = Vec::new();
+        for _ in 0..2 * THREADS {
+            let mut stream = UnixStream::connect(&edge.client.socket).await.unwrap();
+            let head = format!(
+                "PUT /v1/sandboxes/{id}/archive?path=/hostile-stalled-unpack HTTP/1.1\r\nhost: x\r\n\
+                 content-length: 9000000\r\n\r\n"
+            );
+            stream.write_all(head.as_bytes()).await.unwrap();
+            stream.write_all(&[b'n'; 100_000]).await.unwrap();
+            uploads.push(stream);
+        }
+        // Callers that read nothing of a large file hold none either.
+        for _ in 0..2 * THREADS {
+            let path = format!("/v1/sandboxes/{id}/files?path=/big");
+            held.push(edge.client.begin(Client::request("GET", &path, &[], "")).await.unwrap());
+        }
+        let read = edge.client.get(&format!("/v1/sandboxes/{id}/files?path=/big")).await;
+        assert!(read.body == big);
+        edge.client.put(&format!("/v1/sandboxes/{id}/files?path=/other"), big).await.expect(200);
+        assert_eq!(edge.client.run(&id, "echo on").await["stdout"], "on\n");
+    });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_descriptor_of_the_wrong_kind_is_refused() {
+    let world = World::new();
+    let edge = world.ready().await;
+    let id = edge.client.create().await;
+    for what in ["pipe", "socket", "device", "directory", "two"] {
+        let path = format!("/v1/sandboxes/{id}/files?path=/hostile-{what}");
+        let refused = edge.client.get(&path).await.refused(503, "unavailable");
+        assert!(refused["message"].as_str().unwrap().contains("it "), "{refused}");
+    }
+    for what in ["socket", "device", "directory", "two"] {
+        edge.client
+            .put(&format!("/v1/sandboxes/{id}/files?path=/hostile-{what}"), "x")
+            .await
+            .refused(503, "unavailable");
+        let archive = format!("/v1/sandboxes/{id}/archive?path=/hostile-{what}");
+        edge.client.get(&archive).await.refused(503, "unavailable");
+        edge.client.put(&archive, "x").await.refused(503, "unavailable");
+    }
 }

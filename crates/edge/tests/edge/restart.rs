@@ -47,9 +47,14 @@ async fn sandboxes_commands_and_output_outlive_the_edge() {
     edge.client.post(&format!("/v1/sandboxes/{id}/sessions"), json!({ "id": "s" })).await.expect(201);
     on_disk(&world, &id, "running").await;
     let before = edge.client.get(&format!("/v1/sandboxes/{id}")).await.expect(200);
+    let logs_path = format!("/v1/sandboxes/{id}/logs");
+    let logs = edge.client.get(&logs_path).await.text();
+    assert!(logs.contains("exec_ended"), "{logs}");
     drop(edge);
 
     let edge = world.edge();
+    let later = edge.client.get(&logs_path).await.text();
+    assert!(later.starts_with(&logs) && later.ends_with("\"adopted\"}\n"), "{logs}became\n{later}");
     let record = edge.client.get(&format!("/v1/sandboxes/{id}")).await.expect(200);
     assert_eq!((record["state"].as_str(), &record["labels"]), (Some("running"), &json!({ "k": "v" })));
     assert_eq!(record["running_ms"], before["running_ms"]);
@@ -86,7 +91,8 @@ async fn ended_sandboxes_and_keys_are_remembered() {
     let again = create(&edge).await.expect(200);
     assert_eq!((again["id"].as_str(), again["state"].as_str()), (Some(id.as_str()), Some("stopped")));
     assert_eq!(again["usage"]["cpu_seconds"], 1.5);
-    edge.client.get(&format!("/v1/sandboxes/{id}/logs")).await.expect_empty();
+    let logs = edge.client.get(&format!("/v1/sandboxes/{id}/logs")).await.text();
+    assert!(logs.contains("\"created\"") && logs.contains("\"ended\""), "{logs}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use dsec_proto::guest::{
-    self, ExecInfo, ExecRef, ExecStart, FileCall, FileOp, FileReply, FromGuest, GuestError, Hello,
-    HelloReply, Reply, Request, Stream, ToGuest, decode, encode,
+    self, ExecInfo, ExecRef, ExecStart, FileCall, FileOp, FileReply, FromGuest, GENERATION, GuestError,
+    Hello, HelloReply, Reply, Request, Stream, ToGuest, decode, encode,
 };
 use prost::Message;
 use rustix::net::{
@@ -140,7 +140,7 @@ impl Client {
             seen: BTreeMap::new(),
             sessions_ended: Vec::new(),
         };
-        match client.call(Request::Hello(Hello { generation: 1 }), &[]) {
+        match client.call(Request::Hello(Hello { generation: GENERATION }), &[]) {
             Ok((Reply::Hello(hello), _)) => {
                 for exec in &hello.execs {
                     client.learn(exec.clone());

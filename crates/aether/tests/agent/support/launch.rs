@@ -136,6 +136,11 @@ impl Sandbox {
         fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
     }
 
+    /// Descriptors that the agent holds.
+    pub(crate) fn open_files(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.pid)).unwrap().count()
+    }
+
     /// The agent is there and not a zombie.
     pub(crate) fn alive(&self) -> bool {
         fs::read_to_string(format!("/proc/{}/stat", self.pid))

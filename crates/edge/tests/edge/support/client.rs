@@ -30,11 +30,6 @@ impl Answer {
         if self.body.is_empty() { Value::Null } else { self.json() }
     }
 
-    /// A 200 with nothing in it.
-    pub fn expect_empty(self) {
-        assert_eq!((self.status, self.body.len()), (200, 0), "{}", self.text());
-    }
-
     /// The error of an answer that must be this one.
     pub fn refused(self, status: u16, code: &str) -> Value {
         let error = self.expect(status);

@@ -96,6 +96,9 @@ pub fn serve(guest: &Arc<FakeGuest>, call: &FileCall, socket: &UnixStream) {
 }
 
 fn run(guest: &Arc<FakeGuest>, call: &FileCall, path: &Path, socket: &UnixStream) -> io::Result<()> {
+    if let Some(what) = path.file_name().and_then(|name| name.to_str()?.strip_prefix("hostile-")) {
+        return hostile(what, call, socket);
+    }
     let last = |files| FileReply { files, last: true, ..FileReply::default() };
     match call.op.as_ref().unwrap() {
         FileOp::Read(_) => {
@@ -166,6 +169,27 @@ fn run(guest: &Arc<FakeGuest>, call: &FileCall, path: &Path, socket: &UnixStream
         FileOp::Tar(tar) if tar.unpack => unpack(path, socket)?,
         FileOp::Tar(_) => pack(path, socket)?,
     }
+    Ok(())
+}
+
+/// A child that answers with something else than it was asked for, or stands still.
+fn hostile(what: &str, call: &FileCall, socket: &UnixStream) -> io::Result<()> {
+    let (read, write) = io::pipe()?;
+    let (sent, _kept): (Vec<OwnedFd>, Vec<OwnedFd>) = match what {
+        "stalled-pack" => (vec![read.into()], vec![write.into()]),
+        "stalled-unpack" => (vec![write.into()], vec![read.into()]),
+        "pipe" => (vec![read.into()], vec![write.into()]),
+        "socket" => (vec![UnixStream::pair()?.0.into()], Vec::new()),
+        "device" => (vec![File::open("/dev/zero")?.into()], Vec::new()),
+        "directory" => (vec![File::open("/")?.into()], Vec::new()),
+        "two" => (vec![read.into(), write.into()], Vec::new()),
+        other => panic!("{other} is no way to be hostile"),
+    };
+    let info = FileInfo { path: call.path.clone(), size: 100, mode: 0o100_644, ..FileInfo::default() };
+    reply(socket, FileReply { files: vec![info], ..FileReply::default() }, &sent);
+    drop(sent);
+    // Until the edge has had enough.
+    let _ = (&mut &*socket).read(&mut [0]);
     Ok(())
 }
 
