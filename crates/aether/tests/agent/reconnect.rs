@@ -1,5 +1,7 @@
 //! Edges that come and go, and edges that speak nonsense.
 
+use dsec_proto::guest::GENERATION;
+
 use crate::support::{Sandbox, exec, shell};
 
 #[test]
@@ -57,7 +59,7 @@ fn nonsense_ends_the_connection_and_nothing_else() {
         let mut edge = sandbox.client();
         edge.send_raw(bytes);
         drop(edge);
-        assert_eq!(sandbox.client().hello.generation, 1);
+        assert_eq!(sandbox.client().hello.generation, GENERATION);
     }
     let mut edge = sandbox.client();
     edge.send_raw(frames[0]);

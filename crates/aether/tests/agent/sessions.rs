@@ -59,7 +59,8 @@ fn a_session_is_closed_though_its_shell_is_traced() {
     edge.until("tracer", 0, |_, text| text == "0\n");
     edge.call(Request::SessionClose(SessionRef { session: "s".into() }), &[]).unwrap();
     // The name is free again, and a command that is traced ends as well when it is killed.
-    open(&sandbox, &mut edge, "s", "/bin/bash");
+    let again = SessionOpen { session: "s".into(), shell: "/bin/bash".into(), ..SessionOpen::default() };
+    edge.call(Request::SessionOpen(again), &sandbox.cgroup("s again")).unwrap();
     let pid = match edge.call(Request::ExecStart(crate::support::exec("v2", &["sleep", "1000"])), &[]) {
         Ok((Reply::ExecStarted(started), _)) => started.pid,
         other => panic!("{other:?}"),
