@@ -54,7 +54,10 @@ async fn sandboxes_commands_and_output_outlive_the_edge() {
 
     let edge = world.edge();
     let later = edge.client.get(&logs_path).await.text();
-    assert!(later.starts_with(&logs) && later[logs.len()..].starts_with("{\"event\":\"adopted\""), "{logs}became\n{later}");
+    assert!(
+        later.starts_with(&logs) && later[logs.len()..].starts_with("{\"event\":\"adopted\""),
+        "{logs}became\n{later}"
+    );
     let record = edge.client.get(&format!("/v1/sandboxes/{id}")).await.expect(200);
     assert_eq!((record["state"].as_str(), &record["labels"]), (Some("running"), &json!({ "k": "v" })));
     assert_eq!(record["running_ms"], before["running_ms"]);
