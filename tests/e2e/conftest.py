@@ -18,9 +18,11 @@ from platform_under_test import IMAGE, Platform, platform  # noqa: E402
 
 def pytest_configure(config: pytest.Config) -> None:
     """Names the marks of these tests."""
-    config.addinivalue_line(
-        "markers", "kernel: what it shows depends on the host's kernel (cgroups, namespaces), so the testbed runs it too"
-    )
+    for mark in (
+        "kernel: what it shows depends on the host's kernel (cgroups, namespaces), so the testbed runs it too",
+        "bulk: so much work that an emulated host, such as the testbed's, takes minutes for it",
+    ):
+        config.addinivalue_line("markers", mark)
 
 
 @pytest.fixture(scope="session")

@@ -104,6 +104,7 @@ def test_a_time_limit_ends_the_whole_tree_daemons_too(sandbox: Sandbox) -> None:
     until(lambda: sandbox.run("python3", "-c", counter).stdout == "0\n", "no sleep is left")
 
 
+@pytest.mark.bulk
 def test_a_gigabyte_with_no_reader_is_counted_cut_and_bounded(sandbox: Sandbox) -> None:
     result = sandbox.run("head", "-c", "1G", "/dev/zero", timeout=120 * PATIENCE)
     assert result.ok and result.truncated

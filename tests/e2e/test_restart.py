@@ -124,6 +124,7 @@ def test_down_ends_everything_even_after_the_supervisor_was_killed() -> None:
         # `platform` now calls `dsec down` and compares the machine with what it was.
 
 
+@pytest.mark.bulk
 def test_200_sandboxes_leave_the_machine_as_it_was() -> None:
     """`bench/thousand` does the same with 1,000."""
     with platform() as running:
