@@ -29,7 +29,7 @@ test: build ## Installs what is missing and passes all tests
 	@scripts/deps run test
 	@scripts/test
 
-testbed: build ## The end-to-end tests on Debian's 6.12 kernel with cgroup version 2, under QEMU
+testbed: build ## What depends on the host's kernel, on Debian's 6.12 with cgroup version 2, under QEMU
 	@scripts/testbed
 
 lint: ## Formatting, lints and the repository's own rules

@@ -16,6 +16,15 @@ from libdsec.sync import DSecClient, Sandbox  # noqa: E402
 from platform_under_test import IMAGE, Platform, platform  # noqa: E402
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Names the marks of these tests."""
+    for mark in (
+        "kernel: what it shows depends on the host's kernel (cgroups, namespaces), so the testbed runs it too",
+        "bulk: so much work that an emulated host, such as the testbed's, takes minutes for it",
+    ):
+        config.addinivalue_line("markers", mark)
+
+
 @pytest.fixture(scope="session")
 def shared() -> Iterator[Platform]:
     """The platform that most tests share."""
@@ -26,7 +35,7 @@ def shared() -> Iterator[Platform]:
 @pytest.fixture(scope="session")
 def client(shared: Platform) -> DSecClient:
     """A client of the shared platform."""
-    return shared.client(timeout=60)
+    return shared.client()
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ class Platform:
 
     def client(self, **options: Any) -> DSecClient:
         """A client of it, open until the platform ends."""
-        client = DSecClient(self.url, self.key, **options)
+        client = DSecClient(self.url, self.key, **{"timeout": 60 * PATIENCE, **options})
         client.open()
         self._clients.append(client)
         return client
@@ -127,6 +128,27 @@ def base_image() -> Path:
     return path
 
 
+@cache
+def _images_at_hand() -> tempfile.TemporaryDirectory[str]:
+    """Where the first platform's image store is kept for those after it: an import takes longer than most tests."""
+    return tempfile.TemporaryDirectory(prefix="dsec-e2e-images-")
+
+
+def _with_image(running: Platform) -> None:
+    """Starts a platform whose store has the image."""
+    kept, store = Path(_images_at_hand().name) / "images", running.state / "images"
+    if kept.exists():
+        running.state.mkdir(mode=0o700)
+        shutil.copytree(kept, store, copy_function=os.link)
+        running.up()
+    else:
+        running.up()
+        running.dsec("image", "import", IMAGE, str(base_image()))
+        shutil.copytree(store, kept, copy_function=os.link)
+    # The first sandbox mounts the image for all of them; that mount stays until the platform goes down.
+    running.dsec("run", IMAGE, "--", "true")
+
+
 @contextmanager
 def platform(image: bool = True) -> Iterator[Platform]:
     """A platform from `dsec up` to `dsec down`. What it left behind fails the test."""
@@ -134,11 +156,10 @@ def platform(image: bool = True) -> Iterator[Platform]:
     work = Path(tempfile.mkdtemp(prefix="dsec-e2e-"))
     running = Platform(work / "state", {**os.environ, "DSEC_CONFIG": str(work / "config.toml"), "NO_COLOR": "1"})
     try:
-        running.up()
         if image:
-            running.dsec("image", "import", IMAGE, str(base_image()))
-            # The first sandbox mounts the image for all of them; that mount stays until the platform goes down.
-            running.dsec("run", IMAGE, "--", "true")
+            _with_image(running)
+        else:
+            running.up()
         yield running
     finally:
         running.close_clients()

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from libdsec.sync import DSecClient, Sandbox
-from platform_under_test import Platform
+from platform_under_test import PATIENCE, Platform
+
+pytestmark = pytest.mark.kernel
 
 
 def test_root_inside_is_an_unprivileged_id_outside_and_no_two_sandboxes_share_one(
@@ -189,6 +191,6 @@ def test_a_file_operation_that_root_inside_stops_is_ended_and_not_waited_for(san
     with sandbox.files.watch("/root") as events:
         sandbox.run("python3", "-c", stop_all, check=True)
         # The watch's child was killed rather than left standing: the SDK has had to open another one.
-        event = events.next(timeout=30)
+        event = events.next(timeout=30 * PATIENCE)
         assert event is not None and event.kind == "overflow"
     assert sandbox.files.exists("/root")

@@ -5,13 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import pytest
+
 from libdsec.sync import DSecClient, Sandbox
-from platform_under_test import until
+from platform_under_test import PATIENCE, until
+
+pytestmark = pytest.mark.kernel
 
 
 def test_a_memory_bomb_is_killed_and_named_and_the_sandbox_lives(start: Callable[..., Sandbox]) -> None:
     sandbox = start(memory_limit_mb=64)
-    result = sandbox.run("python3", "-c", "b = bytearray(500 << 20); print(len(b))", timeout=60)
+    result = sandbox.run("python3", "-c", "b = bytearray(500 << 20); print(len(b))", timeout=60 * PATIENCE)
     assert result.signal == "SIGKILL" and result.exit_code == 137
     assert [kill.process for kill in result.oom_kills] == ["python3"]
     assert sandbox.run("true").ok
@@ -39,11 +43,11 @@ def test_an_upload_into_memory_counts_as_the_sandboxs(start: Callable[..., Sandb
 def test_a_fork_bomb_stays_within_its_sandbox(start: Callable[..., Sandbox]) -> None:
     bombed, other = start(pids_limit=64), start()
     endless = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass\n"
-    bomb = bombed.start(argv=["python3", "-c", endless], timeout=5)
+    bomb = bombed.start(argv=["python3", "-c", endless], timeout=max(5, 2 * PATIENCE))
     usage = until(lambda: (u := bombed.refresh().usage) and u.pids > 30 and u, "the bomb's growth")
     assert usage.pids <= 64
     assert other.run("true").ok
-    assert bomb.wait(timeout=60).exit_code is not None
+    assert bomb.wait(timeout=60 * PATIENCE).exit_code is not None
     until(lambda: bombed.run("true").ok, "the sandbox is free after the time limit")
 
 
@@ -66,7 +70,7 @@ def test_the_limit_of_files_holds(start: Callable[..., Sandbox]) -> None:
         "    while n < 2000000:\n        open(f'/root/d/{n}', 'w').close(); n += 1\n"
         "except OSError as error:\n    print(n, error.errno)\n"
     )
-    result = sandbox.run("python3", "-c", maker, timeout=120)
+    result = sandbox.run("python3", "-c", maker, timeout=120 * PATIENCE)
     made, errno = map(int, result.stdout.split())
     assert errno == 122 and made < 2_000_000
 
@@ -92,10 +96,11 @@ def test_open_files_are_limited(start: Callable[..., Sandbox]) -> None:
 def test_a_lifetime_ends_a_busy_sandbox_and_idle_ends_an_idle_one(
     client: DSecClient, start: Callable[..., Sandbox]
 ) -> None:
-    busy, idle = start(max_lifetime=2), start(ttl_running_stop=2)
+    limit_s = int(max(2, PATIENCE / 2))
+    busy, idle = start(max_lifetime=limit_s), start(ttl_running_stop=limit_s)
     busy.start(shell="while :; do sleep 0.1; done")
     for sandbox, reason in ((busy, "lifetime"), (idle, "idle")):
-        info = sandbox.wait("stopped", timeout=30)
+        info = sandbox.wait("stopped", timeout=30 * PATIENCE)
         assert info.reason is not None and info.reason.code == reason
 
 
@@ -108,15 +113,16 @@ def test_a_time_limit_ends_the_whole_tree_daemons_too(sandbox: Sandbox) -> None:
     until(lambda: sandbox.run("python3", "-c", counter).stdout == "0\n", "no sleep is left")
 
 
+@pytest.mark.bulk
 def test_a_gigabyte_with_no_reader_is_counted_cut_and_bounded(sandbox: Sandbox) -> None:
-    result = sandbox.run("head", "-c", "1G", "/dev/zero", timeout=120)
+    result = sandbox.run("head", "-c", "1G", "/dev/zero", timeout=120 * PATIENCE)
     assert result.ok and result.truncated
     assert len(result.stdout_bytes) == 64 << 20
     assert not any(result.stdout_bytes)
 
 
 def test_a_time_limit_holds_even_when_something_traces_the_command(sandbox: Sandbox) -> None:
-    victim = sandbox.start(argv=["sleep", "1000"], timeout=3)
+    victim = sandbox.start(argv=["sleep", "1000"], timeout=max(3, PATIENCE))
     pid = victim.refresh().pid
     seize = (
         "import ctypes, time\n"
@@ -126,7 +132,7 @@ def test_a_time_limit_holds_even_when_something_traces_the_command(sandbox: Sand
     tracer = sandbox.start(argv=["python3", "-c", seize])
     until(lambda: tracer.refresh().stdout_bytes > 0, "the tracer has tried")
     assert next(iter(tracer.stdout())) == b"0\n", "the command is not traced"
-    result = victim.wait(timeout=30)
+    result = victim.wait(timeout=30 * PATIENCE)
     assert result.timed_out and result.signal == "SIGKILL"
     tracer.kill()
     assert sandbox.run("true").ok

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use dsec_model::ErrorKind;
 
-use crate::erofs::{WriteError, XattrError};
+use crate::erofs::{AppendError, WriteError, XattrError};
 
 /// What is wrong with one entry of an archive.
 #[derive(Debug, thiserror::Error)]
@@ -295,6 +295,9 @@ pub enum ImportError {
         #[source]
         source: io::Error,
     },
+    /// The store did not take the last of a layer's packs.
+    #[error("the layer's content cannot be stored; look at the store")]
+    Pack(#[source] AppendError),
     /// The store itself failed.
     #[error("the image cannot be put into the store")]
     Store(#[source] StoreError),
@@ -339,7 +342,7 @@ impl ImportError {
             Self::NoPlatform { .. } => ErrorKind::Unsupported,
             Self::ImageTooLarge | Self::DocumentTooLarge { .. } => ErrorKind::TooLarge,
             Self::DiskFull { .. } => ErrorKind::ResourceExhausted,
-            Self::Write { .. } => ErrorKind::Internal,
+            Self::Write { .. } | Self::Pack(_) => ErrorKind::Internal,
             Self::Store(source) => source.kind(),
             Self::Source { .. }
             | Self::NotAnArchive { .. }

@@ -11,9 +11,11 @@ use std::io::Write;
 
 use dsec_image::ImportLimits;
 use dsec_image::build::{
-    FileIndex, Hidden, Previous, from_directory, from_upper, merge, oci_form, resolve_redirects,
+    Donors, FileIndex, Hidden, PackSink, Previous, Workshop, from_directory, from_upper, merge, oci_form,
+    resolve_redirects,
 };
 use dsec_image::erofs::LayerTree;
+use dsec_image::layer::PackId;
 use support::archive::Archive;
 use support::layers::Shop;
 use support::layout::Layout;
@@ -353,5 +355,33 @@ fn a_million_tiny_files_are_one_layer() {
     for number in (0..COUNT).step_by(99_991) {
         let content = fs::read(mount.path().join(format!("d{}/{number}", number / 1000))).unwrap();
         assert_eq!(content, (number % 1000).to_le_bytes());
+    }
+}
+
+#[test]
+fn a_store_that_takes_no_packs_fails_the_layer() {
+    struct Full;
+    impl PackSink for Full {
+        fn pack(&mut self, _: PackId, _: Vec<u8>) -> std::io::Result<()> {
+            Err(std::io::Error::other("the store is full"))
+        }
+    }
+    // Once while content is written, once at its end: a pack holds 32 MiB.
+    for len in [100u32, 40 << 20] {
+        let dir = tempfile::tempdir().unwrap();
+        let noise: Vec<u8> = (0..len.div_ceil(4))
+            .flat_map(|n| (n.wrapping_mul(n) ^ 77).wrapping_mul(2_654_435_761).to_le_bytes())
+            .collect();
+        fs::create_dir(dir.path().join("source")).unwrap();
+        fs::write(dir.path().join("source/noise"), noise).unwrap();
+        let workshop = Workshop {
+            blob_path: &dir.path().join("blob"),
+            donors: Donors::default(),
+            sink: &mut Full,
+            progress: &mut |_| {},
+        };
+        let error =
+            from_directory(&dir.path().join("source"), &ImportLimits::default(), workshop).unwrap_err();
+        assert!(support::chain(&error).ends_with("the store is full"), "{}", support::chain(&error));
     }
 }

@@ -46,6 +46,8 @@ pub enum Hierarchies {
         cpu: PathBuf,
         /// Of the `pids` controller.
         pids: PathBuf,
+        /// Of `cpuacct`, which counts CPU time where there is no version 2 tree; often the same as `cpu`.
+        cpuacct: Option<PathBuf>,
         /// The version 2 tree.
         unified: Option<PathBuf>,
     },
@@ -78,7 +80,10 @@ impl Hierarchies {
             mounts.iter().find(|(_, kind, _)| *kind == "cgroup2").map(|(path, ..)| PathBuf::from(path));
         match (v1("memory"), v1("cpu"), v1("pids"), unified) {
             (None, None, None, Some(root)) => Ok(Self::V2(root)),
-            (Some(memory), Some(cpu), Some(pids), unified) => Ok(Self::V1 { memory, cpu, pids, unified }),
+            (Some(memory), Some(cpu), Some(pids), unified) => {
+                let cpuacct = if unified.is_none() { v1("cpuacct") } else { None };
+                Ok(Self::V1 { memory, cpu, pids, cpuacct, unified })
+            }
             (memory, cpu, pids, _) => {
                 let missing: Vec<_> = [("memory", memory), ("cpu", cpu), ("pids", pids)]
                     .into_iter()
@@ -106,6 +111,8 @@ pub struct Group {
     memory: PathBuf,
     cpu: PathBuf,
     pids: PathBuf,
+    /// What counts CPU time where version 2 does not.
+    cpuacct: Option<PathBuf>,
     /// Where the agent is, version 2.
     agent: Option<PathBuf>,
     /// Where `run-N` directories go, version 2.
@@ -162,8 +169,9 @@ impl Tree {
     fn roots(&self) -> Vec<PathBuf> {
         match &self.hierarchies {
             Hierarchies::V2(root) => vec![root.join(&self.parent)],
-            Hierarchies::V1 { memory, cpu, pids, unified } => {
-                [memory, cpu, pids].into_iter().chain(unified).map(|h| h.join(&self.parent)).collect()
+            Hierarchies::V1 { memory, cpu, pids, cpuacct, unified } => {
+                let all = [memory, cpu, pids].into_iter().chain(cpuacct).chain(unified);
+                all.map(|h| h.join(&self.parent)).collect()
             }
         }
     }
@@ -178,18 +186,20 @@ impl Tree {
                     memory: users.clone(),
                     cpu: users.clone(),
                     pids: users.clone(),
+                    cpuacct: None,
                     agent: Some(whole.join("k")),
                     runs: Some(users),
                     whole: Some(whole),
                     v2: true,
                 }
             }
-            Hierarchies::V1 { memory, cpu, pids, unified } => {
+            Hierarchies::V1 { memory, cpu, pids, cpuacct, unified } => {
                 let whole = unified.as_deref().map(at);
                 Group {
                     memory: at(memory),
                     cpu: at(cpu),
                     pids: at(pids),
+                    cpuacct: cpuacct.as_deref().map(at),
                     agent: whole.clone(),
                     runs: whole.clone(),
                     whole,
@@ -282,10 +292,7 @@ impl Group {
         write(&self.cpu.join("cpu.shares"), &(limits.cpu_weight * 1024 / 100).max(2).to_string())?;
         make(&self.pids)?;
         write(&self.pids.join("pids.max"), &limits.pids.to_string())?;
-        match &self.whole {
-            Some(whole) => make(whole),
-            None => Ok(()),
-        }
+        [&self.cpuacct, &self.whole].into_iter().flatten().try_for_each(|dir| make(dir))
     }
 
     /// The directory the agent is started into, version 2.
@@ -316,8 +323,10 @@ impl Group {
         if self.v2 {
             return Ok(Vec::new());
         }
+        let apart = self.cpuacct.iter().filter(|dir| **dir != self.cpu);
         [&self.memory, &self.cpu, &self.pids]
             .into_iter()
+            .chain(apart)
             .map(|dir| Ok(OpenOptions::new().write(true).open(dir.join("tasks"))?.into()))
             .collect()
     }
@@ -379,7 +388,7 @@ impl Group {
             self.remove_run(number)?;
         }
         let mut first_error = Ok(());
-        let all = [&self.runs, &self.agent, &self.whole].into_iter().flatten();
+        let all = [&self.runs, &self.agent, &self.whole, &self.cpuacct].into_iter().flatten();
         for path in all.chain([&self.memory, &self.cpu, &self.pids]) {
             if let Err(error) = remove_dir(path) {
                 first_error = first_error.and(Err(error));
@@ -391,14 +400,18 @@ impl Group {
     /// True when no directory of it is left.
     #[cfg(test)]
     fn is_gone(&self) -> bool {
-        let all = [&self.runs, &self.agent, &self.whole].into_iter().flatten();
+        let all = [&self.runs, &self.agent, &self.whole, &self.cpuacct].into_iter().flatten();
         !all.chain([&self.memory, &self.cpu, &self.pids]).any(|path| path.exists())
     }
 
-    /// CPU time so far, of the agent too. 0 without version 2 (whose `cpu.stat` needs no controller).
+    /// CPU time so far: with version 2 (whose `cpu.stat` needs no controller) of the agent too, else of the
+    /// commands. 0 where nothing counts it.
     pub fn cpu_time(&self) -> Duration {
-        let usec = self.whole.as_ref().map_or(0, |whole| field(&whole.join("cpu.stat"), "usage_usec"));
-        Duration::from_micros(usec)
+        match (&self.whole, &self.cpuacct) {
+            (Some(whole), _) => Duration::from_micros(field(&whole.join("cpu.stat"), "usage_usec")),
+            (None, Some(cpuacct)) => Duration::from_nanos(number(&cpuacct.join("cpuacct.usage"))),
+            (None, None) => Duration::ZERO,
+        }
     }
 
     /// Memory now and at most so far, bytes.
@@ -447,6 +460,11 @@ mod tests {
         assert_eq!((cpu, unified), ("/s/cpu".into(), Some("/s/unified".into())));
         let pure = Hierarchies::from_mounts("cgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate 0 0\n").unwrap();
         assert_eq!(pure, Hierarchies::V2("/sys/fs/cgroup".into()));
+        let v1 = hybrid.replace("cgroup2 /s/unified cgroup2 rw 0 0\n", "");
+        let Hierarchies::V1 { cpuacct, unified: None, .. } = Hierarchies::from_mounts(&v1).unwrap() else {
+            panic!("not taken for version 1 alone")
+        };
+        assert_eq!(cpuacct, Some("/s/cpu".into()));
         let error = Hierarchies::from_mounts("cgroup /s/cpu cgroup rw,cpu 0 0\n").unwrap_err();
         assert!(error.to_string().contains("memory, pids"), "{error}");
     }

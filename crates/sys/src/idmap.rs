@@ -11,7 +11,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use crate::process::{Namespaces, SingleThread, become_user, close_in_child, set_dumpable, unshare};
 
@@ -83,20 +83,39 @@ pub fn user_namespaces(proof: &SingleThread, range: IdRange) -> io::Result<UserN
     let (ready_read, ready_write) = pipe()?;
     let outer = proof.fork(Namespaces::NONE, None, || {
         close_in_child(&go_write);
-        i32::from(outer_child(proof, range, go_read, &ready_write).is_err())
+        outer_child(proof, range, go_read, &ready_write)
+            .map_or_else(|error| tell_error(&ready_write, &error), |()| 0)
     })?;
     drop(ready_write);
     let (mut go_write, mut ready_read) = (File::from(go_write), File::from(ready_read));
     let outer_pid = outer.pid as u32;
-    let mut made = [0; 1];
-    ready_read.read_exact(&mut made)?;
+    hear(&mut ready_read)?;
     write_map(outer_pid, &format!("0 {} 1\n1 {} {IDS}\n", range.keeper(), range.base()))?;
     go_write.write_all(b"m")?;
-    let mut inner_pid = [0; 4];
-    ready_read.read_exact(&mut inner_pid)?;
+    let inner_pid = hear(&mut ready_read)?;
     let open = |pid: u32| File::open(format!("/proc/{pid}/ns/user")).map(OwnedFd::from);
-    Ok(UserNamespaces { outer: open(outer_pid)?, inner: open(u32::from_le_bytes(inner_pid))? })
+    Ok(UserNamespaces { outer: open(outer_pid)?, inner: open(inner_pid)? })
     // Dropping `go_write` ends both children.
+}
+
+/// Tells the process above: done, with a process id where there is one to tell.
+fn tell(up: &OwnedFd, pid: u32) -> io::Result<()> {
+    Ok(rustix::io::write(up, &i64::from(pid).to_le_bytes()).map(drop)?)
+}
+
+/// Tells it what failed, and returns the exit code.
+fn tell_error(up: &OwnedFd, error: &io::Error) -> i32 {
+    let errno = error.raw_os_error().unwrap_or(libc::EIO);
+    // Who does not hear it finds the pipe closed.
+    let _nobody_listens = rustix::io::write(up, &(-i64::from(errno)).to_le_bytes());
+    1
+}
+
+fn hear(below: &mut File) -> io::Result<u32> {
+    let mut told = [0; 8];
+    below.read_exact(&mut told)?;
+    let told = i64::from_le_bytes(told);
+    u32::try_from(told).map_err(|_| io::Error::from_raw_os_error(-told as i32))
 }
 
 fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
@@ -111,21 +130,23 @@ fn outer_child(proof: &SingleThread, range: IdRange, go: OwnedFd, ready: &OwnedF
     let mut byte = [0];
     become_user(range.keeper(), range.keeper())?;
     unshare(Namespaces::USER)?;
-    rustix::io::write(ready.as_fd(), b"u")?;
+    tell(ready, 0)?;
     go.read_exact(&mut byte)?;
     become_user(0, 0)?;
     // The change of ids has made the process non-dumpable, and then even its own /proc files are root's.
     set_dumpable(true)?;
     let (up_read, up_write) = pipe()?;
     let inner = proof.fork(Namespaces::NONE, None, || {
-        let made = unshare(Namespaces::USER).and_then(|()| File::from(up_write).write_all(b"u"));
+        if let Err(error) = unshare(Namespaces::USER).and_then(|()| tell(&up_write, 0)) {
+            return tell_error(&up_write, &error);
+        }
         // Lives until the launcher has opened the namespace and closes its end of `go`.
-        i32::from(made.is_err() || matches!(go.read(&mut byte), Ok(1..)))
+        i32::from(matches!(go.read(&mut byte), Ok(1..)))
     })?;
-    let mut up_read = File::from(up_read);
-    up_read.read_exact(&mut byte)?;
+    drop(up_write);
+    hear(&mut File::from(up_read))?;
     write_map(inner.pid as u32, &format!("0 1 {IDS}\n"))?;
-    rustix::io::write(ready.as_fd(), &(inner.pid as u32).to_le_bytes())?;
+    tell(ready, inner.pid as u32)?;
     let _end_of_file = go.read(&mut byte);
     Ok(())
 }

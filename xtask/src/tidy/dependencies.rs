@@ -36,9 +36,13 @@ const STORE_ALONE: Rule = Rule {
     name: "store-alone",
     reason: "the store is read and written from anywhere: builders, nodes, tools; it knows no node and needs no root",
 };
-const PRIVILEGED: [&str; 4] = ["dsec-sys", "dsec-image", "dsec-backend", "dsec-edge"];
+const STANDS_ALONE: Rule = Rule {
+    name: "fill-stands-alone",
+    reason: "the fill process outlives the edge and is replaced apart from it, so it knows nothing of sandboxes",
+};
+const PRIVILEGED: [&str; 5] = ["dsec-sys", "dsec-image", "dsec-backend", "dsec-edge", "dsec-fill"];
 
-const WALLS: [Wall; 4] = [
+const WALLS: [Wall; 5] = [
     Wall { from: "dsec-control", to: &PRIVILEGED, rule: ROOTLESS },
     Wall { from: "dsec", to: &PRIVILEGED, rule: ROOTLESS },
     Wall {
@@ -46,6 +50,7 @@ const WALLS: [Wall; 4] = [
         to: &["dsec-sys", "dsec-backend", "dsec-edge", "dsec-proto", "reqwest"],
         rule: STORE_ALONE,
     },
+    Wall { from: "dsec-fill", to: &["dsec-backend", "dsec-edge", "dsec-proto"], rule: STANDS_ALONE },
     Wall { from: "dsec-aether", to: &["tokio", "hyper", "serde_json"], rule: SMALL_AGENT },
 ];
 

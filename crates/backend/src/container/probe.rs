@@ -52,8 +52,16 @@ pub(super) fn all() -> Vec<Probe> {
             "user namespaces",
             "root in a sandbox is nobody on the host",
             true,
-            "CONFIG_USER_NS, and user.max_user_namespaces above 0",
-            command(&["unshare", "--user", "--map-root-user", "true"], "one was made"),
+            "CONFIG_USER_NS, user.max_user_namespaces above 0, kernel.unprivileged_userns_clone at 1 (Debian) and \
+             kernel.apparmor_restrict_unprivileged_userns at 0 (Ubuntu)",
+            user_namespaces(),
+        ),
+        probe(
+            "AppArmor",
+            "no profile stands between the edge and what it does with the kernel",
+            false,
+            "unload the profile (aa-disable), or let it allow mounts, user namespaces and all capabilities",
+            apparmor(),
         ),
         probe(
             "overlayfs",
@@ -224,6 +232,30 @@ fn command(argv: &[&str], seen: &str) -> io::Result<String> {
         Ok(seen.to_owned())
     } else {
         Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
+    }
+}
+
+/// As the launcher makes them: an unprivileged id makes one, is privileged in it, and makes another there. Root may do so
+/// where unprivileged ids may not (Debian's switch, Ubuntu's AppArmor), so root's success would prove nothing.
+fn user_namespaces() -> io::Result<String> {
+    let unprivileged = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    let outer = ["unshare", "--user", "--map-root-user", "--mount"];
+    let inner = ["unshare", "--user", "--map-root-user", "true"];
+    command(&[&unprivileged[..], &outer, &inner].concat(), "an unprivileged id made one, and another in it")
+}
+
+fn apparmor() -> io::Result<String> {
+    let label = match fs::read_to_string("/proc/self/attr/apparmor/current") {
+        Ok(label) => label,
+        // No AppArmor in the kernel, or it is switched off.
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidInput) => {
+            return Ok("not on this host".to_owned());
+        }
+        Err(e) => return Err(e),
+    };
+    match label.trim_end() {
+        "unconfined" => Ok("the edge is unconfined".to_owned()),
+        profile => Err(io::Error::other(format!("the edge is confined by {profile}"))),
     }
 }
 

@@ -87,12 +87,12 @@ impl<'s> BlobWriter<'s> {
     }
 
     /// Writes what is left.
-    pub(crate) fn finish(self) -> io::Result<Written> {
+    pub(crate) fn finish(self) -> Result<Written, AppendError> {
         let Self { area, path, packer, mut blobs, known, .. } = self;
-        let (file, size) = area.into_file()?;
+        let (file, size) = area.into_file().map_err(AppendError::Write)?;
         // It may end in a hole.
-        file.set_len(size)?;
-        let index = packer.finish(size)?;
+        file.set_len(size).map_err(AppendError::Write)?;
+        let index = packer.finish(size).map_err(AppendError::Pack)?;
         let id = index.id();
         blobs[0] = BlobRef { id, blocks: (size / BLOCK_SIZE) as u32 };
         let blob = (size > 0).then_some(BuiltBlob { id, index, path });

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use crate::erofs::{BlobRef, Content, LayerTree, Tree};
+use crate::erofs::{AppendError, BlobRef, Content, LayerTree, Tree};
 use crate::error::ImportError;
 use crate::intake::ArchiveLayers;
 use crate::limits::{ImportLimits, ImportPhase, ImportProgress};
@@ -176,7 +176,10 @@ fn writer<'s>(
 /// Finishes the blob. Gives its numbers of blobs, which those of the tree still are, too.
 fn finish(tree: Tree, writer: BlobWriter<'_>) -> Result<(BuiltLayer, Vec<BlobRef>), ImportError> {
     let path = writer.path().to_owned();
-    let Written { blob, blobs, files } = writer.finish().map_err(|e| ImportError::write(&path, e))?;
+    let Written { blob, blobs, files } = writer.finish().map_err(|error| match error {
+        AppendError::Write(e) => ImportError::write(&path, e),
+        other => ImportError::Pack(other),
+    })?;
     let content_bytes = tree.iter().map(|(_, inode)| match &inode.content {
         Content::File(data) => data.size(),
         _ => 0,

@@ -351,6 +351,8 @@ impl Applier<'_> {
         let xattrs: usize = entry.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
         let kind = match &entry.kind {
             Kind::Symlink(target) => target.len(),
+            // Kept as an attribute if it is in a layer below.
+            Kind::HardLink(target) if self.whiteouts == Whiteouts::Keep => target.len(),
             Kind::Sparse { segments, .. } => segments.len() * size_of::<Segment>(),
             _ => 0,
         };
