@@ -174,6 +174,15 @@ impl Recorder {
     pub(crate) fn trace(&self) -> Trace {
         Trace::of_run(&hold(&self.order))
     }
+
+    /// Begins anew.
+    pub(crate) fn restart(&self, groups: u64) {
+        let mut order = hold(&self.order);
+        (0..groups).for_each(|group| {
+            self.wanted.clear(group);
+        });
+        order.clear();
+    }
 }
 
 /// Prefetching along a trace, for as long as this lives; a later one on the same blob takes its place.

@@ -9,6 +9,7 @@
 pub mod btrfs;
 pub mod cgroup;
 pub mod fdpass;
+pub mod fuse;
 pub mod idmap;
 pub mod loopdev;
 pub mod memfd;

@@ -291,6 +291,26 @@ pub fn dup_above(fd: BorrowedFd<'_>, least: i32) -> io::Result<OwnedFd> {
     Ok(rustix::io::fcntl_dupfd_cloexec(fd, least)?)
 }
 
+/// Takes over a descriptor that this process was started with, once: it is close-on-exec afterwards, and asking
+/// for the same number again is refused.
+///
+/// # Errors
+/// `EBADF`: there is none of that number; `EINVAL`: it is a standard stream, or was taken already.
+pub fn inherited(number: i32) -> io::Result<OwnedFd> {
+    // SAFETY: F_GETFD takes a number only.
+    let flags = unsafe { libc::fcntl(number, libc::F_GETFD) };
+    if flags < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if number <= 2 || flags & libc::FD_CLOEXEC != 0 {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    // SAFETY: it is open, and nobody here owns it: what this process opens or has taken is close-on-exec.
+    let fd = unsafe { OwnedFd::from_raw_fd(number) };
+    rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)?;
+    Ok(fd)
+}
+
 /// A handle on a process that a reused pid cannot fool.
 ///
 /// # Errors

@@ -1,6 +1,8 @@
 //! A blob that is made here, and a store that fails in every way a store can.
 #![allow(dead_code, reason = "each test program uses a part")]
 
+pub(crate) mod platform;
+
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;

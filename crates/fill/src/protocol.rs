@@ -1,0 +1,141 @@
+//! What is said on the control socket: one JSON object a line, a request and then its answer. Every request may be
+//! repeated: what is so already stays so.
+
+use std::path::PathBuf;
+
+use dsec_image::layer::BlobId;
+use serde::{Deserialize, Serialize};
+
+use crate::engine::Counts;
+
+/// Longest line: a trace of the greatest length as base64, and room.
+pub const LINE_MAX: usize = 1 << 20;
+/// Connections at once; whoever comes then waits to be accepted.
+pub const CONNECTIONS_MAX: usize = 64;
+
+/// A request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Request {
+    /// Makes a blob readable and says where. A complete blob's own file, which then may be mounted without the device and
+    /// keeps all its content until `close`; else the device's.
+    Open {
+        /// Which.
+        blob: BlobId,
+    },
+    /// The blob is not mounted any more. Its content stays as long as there is room.
+    Close {
+        /// Which.
+        blob: BlobId,
+    },
+    /// Nothing of the blob's content may be evicted.
+    Pin {
+        /// Which.
+        blob: BlobId,
+    },
+    /// Takes `pin` back.
+    Unpin {
+        /// Which.
+        blob: BlobId,
+    },
+    /// Brings content in ahead of demand; the answer comes at once.
+    Prefetch {
+        /// Which.
+        blob: BlobId,
+        /// An encoded trace, as base64; without it, everything in order.
+        trace: Option<String>,
+    },
+    /// The trace of what was wanted since the worker began or the recording was begun anew.
+    Trace {
+        /// Which.
+        blob: BlobId,
+        /// Begins the recording anew.
+        #[serde(default)]
+        restart: bool,
+    },
+    /// Takes in a blob that was made on this node. The file stays where it is.
+    Insert {
+        /// Which.
+        blob: BlobId,
+        /// Its whole content.
+        file: PathBuf,
+    },
+    /// Takes a blob's content out, unless it is pinned or mounted directly.
+    Evict {
+        /// Which.
+        blob: BlobId,
+    },
+    /// What was done, and what is here.
+    Stats,
+    /// Ends this worker for a new one of the program as it is now. Readers wait, none fails.
+    Replace,
+    /// Ends the worker and the holder, and unmounts. What still stands on the mount reads errors from then on.
+    Shutdown,
+}
+
+/// An answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Response {
+    /// Done; nothing to say.
+    Done,
+    /// To `open`.
+    Opened {
+        /// The file to read or mount.
+        path: PathBuf,
+        /// It is the cache's own file, without the device in between.
+        direct: bool,
+        /// Plain bytes of the blob.
+        size_bytes: u64,
+    },
+    /// To `trace`: encoded, as base64.
+    Trace(String),
+    /// To `insert`: whether all of it found room.
+    Inserted {
+        /// It is complete here now.
+        complete: bool,
+    },
+    /// To `evict`.
+    Evicted {
+        /// What became free.
+        freed_bytes: u64,
+    },
+    /// To `stats`.
+    Stats(Stats),
+    /// It did not work.
+    Error {
+        /// What was asked, found, and can be done.
+        message: String,
+        /// The content cannot be had because the store does not answer: later it may.
+        again: bool,
+    },
+}
+
+/// What was done since the worker began, and what is here.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stats {
+    /// The worker's process.
+    pub worker_pid: u32,
+    /// Content in the cache.
+    pub used_bytes: u64,
+    /// Blobs that are known here.
+    pub known_blobs: u64,
+    /// Those that something was done for.
+    pub blobs: Vec<BlobStats>,
+}
+
+/// One blob of [`Stats`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlobStats {
+    /// Which.
+    pub blob: BlobId,
+    /// Plain bytes of the blob.
+    pub size_bytes: u64,
+    /// Groups that are here and checked, and how many it has.
+    pub groups_here: u64,
+    /// Groups of the blob.
+    pub groups: u64,
+    /// Everything else.
+    #[serde(flatten)]
+    pub counts: Counts,
+}

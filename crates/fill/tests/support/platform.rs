@@ -1,0 +1,147 @@
+//! A holder with its worker on this kernel, and the certainty that nothing of it stays. Needs root.
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use dsec_fill::client::Client;
+use rustix::fs::{Advice, OFlags, fadvise};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use super::Made;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// A running holder.
+pub(crate) struct Platform {
+    pub(crate) dir: TempDir,
+    pub(crate) client: Client,
+    holder: Option<Child>,
+}
+
+impl Platform {
+    /// Serves these blobs from a store that is a directory.
+    pub(crate) fn start(made: &[&Made], extra: &str) -> Self {
+        Self::start_with_cache(made, extra, |dir| dir.join("cache"))
+    }
+
+    pub(crate) fn start_with_cache(made: &[&Made], extra: &str, cache: impl Fn(&Path) -> PathBuf) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        made.iter().for_each(|made| made.write_store(&dir.path().join("store")));
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        let config = format!(
+            "mount = {:?}\nsocket = {:?}\ncache_dir = {:?}\ncache_bytes = 10000000000\n{extra}\n[store]\ndirectory = {:?}\n\
+             [limits]\noutage_ms = 1000\nattempt_ms = 500\n",
+            path("mount"),
+            path("socket"),
+            cache(dir.path()),
+            path("store")
+        );
+        std::fs::write(dir.path().join("fill.toml"), config).unwrap();
+        let client = Client::new(&dir.path().join("socket"), LIMIT);
+        let mut platform = Self { dir, client, holder: None };
+        platform.hold();
+        platform
+    }
+
+    /// Starts a holder and waits until its worker answers.
+    pub(crate) fn hold(&mut self) {
+        let holder = Command::new(env!("CARGO_BIN_EXE_dsec-fill"))
+            .args(["hold", "--config"])
+            .arg(self.dir.path().join("fill.toml"))
+            .env("DSEC_LOG", "error")
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        self.holder = Some(holder);
+        block_on(self.client.stats()).unwrap();
+    }
+
+    pub(crate) fn mount(&self) -> PathBuf {
+        self.dir.path().join("mount")
+    }
+
+    pub(crate) fn holder_pid(&self) -> Pid {
+        Pid::from_child(self.holder.as_ref().unwrap())
+    }
+
+    /// The worker now, if there is one.
+    pub(crate) fn worker_pid(&self) -> Option<Pid> {
+        let holder = self.holder_pid().as_raw_nonzero();
+        let children = std::fs::read_to_string(format!("/proc/{holder}/task/{holder}/children")).ok()?;
+        Pid::from_raw(children.split_whitespace().next()?.parse().ok()?)
+    }
+
+    /// Ends the holder with a signal and waits for it.
+    pub(crate) fn end(&mut self, signal: Option<Signal>) {
+        let Some(mut holder) = self.holder.take() else { return };
+        if let Some(signal) = signal {
+            kill_process(Pid::from_child(&holder), signal).unwrap();
+        }
+        let until = Instant::now() + LIMIT;
+        while holder.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < until, "the holder does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// What is mounted below this platform's directory.
+    pub(crate) fn mounts(&self) -> Vec<String> {
+        let here = self.dir.path().display().to_string();
+        let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        table.lines().filter(|line| line.contains(&here)).map(str::to_owned).collect()
+    }
+
+    /// Processes that were started with this platform's configuration.
+    pub(crate) fn processes(&self) -> Vec<String> {
+        let here = self.dir.path().display().to_string();
+        let of = |entry: std::io::Result<std::fs::DirEntry>| {
+            let line = std::fs::read(entry.ok()?.path().join("cmdline")).ok()?;
+            let line = String::from_utf8_lossy(&line).replace('\0', " ");
+            line.contains(&here).then_some(line)
+        };
+        std::fs::read_dir("/proc").unwrap().filter_map(of).collect()
+    }
+}
+
+impl Drop for Platform {
+    fn drop(&mut self) {
+        let panicking = std::thread::panicking();
+        self.end(Some(Signal::TERM));
+        if !panicking {
+            assert_eq!((self.mounts(), self.processes()), (Vec::new(), Vec::new()));
+            assert!(!self.dir.path().join("socket").exists());
+        }
+    }
+}
+
+pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+}
+
+/// A file of the device.
+pub(crate) struct Reader {
+    file: File,
+    direct: bool,
+}
+
+impl Reader {
+    /// One that asks the worker for every byte, or one that reads through the page cache, which it empties first.
+    pub(crate) fn open(path: &Path, direct: bool) -> Self {
+        let flags = if direct { OFlags::DIRECT.bits() as i32 } else { 0 };
+        let file = File::options().read(true).custom_flags(flags).open(path).unwrap();
+        Self { file, direct }
+    }
+
+    pub(crate) fn read(&self, start: u64, length: usize) -> std::io::Result<Vec<u8>> {
+        if !self.direct {
+            fadvise(&self.file, 0, None, Advice::DontNeed).unwrap();
+        }
+        let mut out = vec![0; length];
+        self.file.read_exact_at(&mut out, start)?;
+        Ok(out)
+    }
+}
