@@ -194,7 +194,7 @@ class CommandFailed(DSecError):
         return (CommandFailed, (self.result,))
 
 
-_BY_CODE: dict[str, type[DSecError]] = {
+_BY_CODE: Mapping[str, type[DSecError]] = {
     kind.code: kind
     for kind in (
         InvalidArgument,
