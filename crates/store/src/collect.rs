@@ -3,8 +3,11 @@
 //! Objects lie in tiers, and each tier is marked from **all that exists** in the tier above, referred to or not:
 //!
 //! ```text
-//! names, leases ──► layers (and their parents) ──► blob indexes, metadata ──► packs
+//! names, leases, layers (their parents) ──► layers ──► blob indexes, metadata, file indexes ──► packs
 //! ```
+//!
+//! So what exists has all that it refers to, whether somebody refers to it or not: it may be held at any time. Of a chain of layers
+//! the last goes first, then its parents.
 //!
 //! One tier is swept so: candidates are objects that nothing refers to and that are older than the grace, by the store's own
 //! clock. The collector (1) writes them down in `collect/`, (2) reads **leases first, then the tier above** once more, (3) removes the candidates
@@ -24,10 +27,10 @@
 //!
 //! **Fail closed.** If anything that is marked from cannot be read, the collection ends with that error and removes nothing more.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::time::Duration;
 
-use dsec_image::layer::{BlobId, LayerId, PackId};
+use dsec_image::layer::{BlobId, LayerId};
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use object_store::PutMode;
 use serde::{Deserialize, Serialize};
@@ -35,15 +38,14 @@ use tokio::time::Instant;
 
 use crate::error::StoreError;
 use crate::lease::Leases;
+use crate::mark::{Marks, Tier};
 use crate::store::{Found, Store, json, random};
 use crate::{key, names};
 
 /// Objects in one list: a wait for it stays short, and the marking before each is done once for many.
 const LIST_MAX: usize = 1000;
 /// Objects read or removed at once.
-const REQUESTS_MAX: usize = 16;
-/// How often marking begins again when what it read from vanishes under it, as another collector may make it.
-const MARKINGS_MAX: usize = 5;
+pub(crate) const REQUESTS_MAX: usize = 16;
 
 /// How old a half-written file or a clock's object must be to be a dead writer's, whatever the grace: no lease holds them, and no
 /// write takes this long.
@@ -69,7 +71,7 @@ impl Default for CollectSettings {
 pub struct Collected {
     /// Manifests.
     pub layers: u64,
-    /// Blob indexes and metadata images.
+    /// Blob indexes, metadata images and file indexes.
     pub indexes: u64,
     /// Packs.
     pub packs: u64,
@@ -119,38 +121,17 @@ async fn read_list(store: &Store, object: &Found) -> Result<Option<List>, StoreE
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Tier {
-    Layers,
-    Indexes,
-    Packs,
-}
-
-/// What a layer keeps.
-struct Refs {
-    parents: Vec<LayerId>,
-    below: Vec<String>,
-}
-
 /// Collects, any number of times. What never changes is remembered from one time to the next, so one that is kept reads little.
 pub struct Collector {
     store: Store,
     settings: CollectSettings,
-    layers: HashMap<LayerId, Refs>,
-    blobs: HashMap<BlobId, Vec<PackId>>,
-    names: HashMap<(String, Option<String>), LayerId>,
+    marks: Marks,
 }
 
 impl Collector {
     /// A collector that remembers nothing yet.
     pub fn new(store: &Store, settings: CollectSettings) -> Self {
-        Self {
-            store: store.clone(),
-            settings,
-            layers: HashMap::new(),
-            blobs: HashMap::new(),
-            names: HashMap::new(),
-        }
+        Self { store: store.clone(), settings, marks: Marks::new(store) }
     }
 
     /// Collects once. May be dropped at any point.
@@ -161,7 +142,15 @@ impl Collector {
         self.store.check_marker().await?;
         let mut collected =
             Collected { leftovers: self.remove_leases_and_lists().await?, ..Default::default() };
-        for tier in [Tier::Layers, Tier::Indexes, Tier::Packs] {
+        // A layer keeps its parents, so those that nothing else keeps show once it is gone.
+        loop {
+            let before = collected.layers;
+            self.sweep(Tier::Layers, &mut collected).await?;
+            if collected.layers == before {
+                break;
+            }
+        }
+        for tier in [Tier::Indexes, Tier::Packs] {
             self.sweep(tier, &mut collected).await?;
         }
         collected.leftovers += self.remove_hints().await? + self.remove_halves().await?;
@@ -191,7 +180,7 @@ impl Collector {
     }
 
     async fn sweep(&mut self, tier: Tier, collected: &mut Collected) -> Result<(), StoreError> {
-        let live = self.live(tier).await?;
+        let live = self.marks.live(tier).await?;
         let now_ms = self.store.now_ms().await?;
         let mut candidates = Vec::new();
         for prefix in tier.prefixes() {
@@ -217,19 +206,25 @@ impl Collector {
         let keys = candidates.iter().map(|object| object.key.clone()).collect();
         let list = List { time_ms: self.settings.list_time.as_millis() as u64, keys };
         self.store.put_brief(&place, json(&list), PutMode::Create).await?;
-        let removed = self.remove_unreferenced(tier, candidates, begun, collected).await;
-        self.store.delete(&place).await?;
-        removed
+        match self.marks.live(tier).await {
+            // A removal that failed may still be under way: then the list stays until it is void.
+            Ok(live) => self.remove_unreferenced(tier, candidates, &live, begun, collected).await?,
+            Err(error) => {
+                self.store.delete(&place).await?;
+                return Err(error);
+            }
+        }
+        self.store.delete(&place).await
     }
 
     async fn remove_unreferenced(
-        &mut self,
+        &self,
         tier: Tier,
         candidates: &[Found],
+        live: &HashSet<String>,
         begun: Instant,
         collected: &mut Collected,
     ) -> Result<(), StoreError> {
-        let live = self.live(tier).await?;
         let (store, list_time) = (&self.store, self.settings.list_time);
         let doomed = candidates.iter().filter(|object| !live.contains(&object.key));
         let mut removals = futures_util::stream::iter(doomed)
@@ -249,151 +244,12 @@ impl Collector {
         Ok(())
     }
 
-    /// The keys of a tier that are referred to. Leases are read before the tier above, which the safety rests on.
-    async fn live(&mut self, tier: Tier) -> Result<HashSet<String>, StoreError> {
-        for _ in 1..MARKINGS_MAX {
-            match self.mark(tier).await {
-                Err(StoreError::NotFound { .. }) => {}
-                other => return other,
-            }
-        }
-        self.mark(tier).await.map_err(|error| match error {
-            StoreError::NotFound { what } => StoreError::damaged(what, "it is referred to and is not there"),
-            other => other,
-        })
-    }
-
-    async fn mark(&mut self, tier: Tier) -> Result<HashSet<String>, StoreError> {
-        let leases = Leases::read(&self.store).await?;
-        let mut live: HashSet<String> = leases.held().map(str::to_owned).collect();
-        match tier {
-            Tier::Layers => self.mark_layers(&mut live).await?,
-            Tier::Indexes => {
-                let existing = self.existing_layers().await?;
-                for id in existing {
-                    live.extend(self.layers[&id].below.iter().cloned());
-                }
-            }
-            Tier::Packs => {
-                for id in self.existing_blobs().await? {
-                    live.extend(self.blobs[&id].iter().map(key::pack));
-                }
-            }
-        }
-        Ok(live)
-    }
-
-    /// Adds the layers that names refer to, and the parents of all.
-    async fn mark_layers(&mut self, live: &mut HashSet<String>) -> Result<(), StoreError> {
-        let held: Vec<LayerId> = live
-            .iter()
-            .filter(|key| key.starts_with(key::LAYERS))
-            .filter_map(|key| key::id_of(key))
-            .collect();
-        let mut open = Vec::new();
-        for id in held {
-            // What is held may not be published yet.
-            match self.load_layer(id).await {
-                Err(StoreError::NotFound { .. }) => {}
-                other => {
-                    other?;
-                    open.push(id);
-                }
-            }
-        }
-        for id in self.named_layers().await? {
-            if live.insert(key::layer(&id)) {
-                self.load_layer(id).await?;
-                open.push(id);
-            }
-        }
-        while let Some(id) = open.pop() {
-            for parent in self.layers[&id].parents.clone() {
-                if live.insert(key::layer(&parent)) {
-                    self.load_layer(parent).await?;
-                    open.push(parent);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    async fn named_layers(&mut self) -> Result<Vec<LayerId>, StoreError> {
-        let found = self.store.list(key::NAMES, None).await?;
-        let mut known = HashMap::with_capacity(found.len());
-        let mut unread = Vec::new();
-        for object in found {
-            let place = (object.key.clone(), object.e_tag.clone());
-            match self.names.get(&place) {
-                Some(id) => drop(known.insert(place, *id)),
-                None => unread.push(object),
-            }
-        }
-        let store = &self.store;
-        let mut reads = futures_util::stream::iter(unread)
-            .map(|object| async move {
-                match store.get(&object.key, "a name").await {
-                    Err(StoreError::NotFound { .. }) => Ok(None),
-                    Err(error) => Err(error),
-                    Ok(bytes) => names::layer_in(&object, &bytes).map(|id| Some((object, id))),
-                }
-            })
-            .buffer_unordered(REQUESTS_MAX);
-        while let Some(read) = reads.try_next().await? {
-            if let Some((object, id)) = read {
-                known.insert((object.key, object.e_tag), id);
-            }
-        }
-        self.names = known;
-        Ok(self.names.values().copied().collect())
-    }
-
-    async fn existing_layers(&mut self) -> Result<Vec<LayerId>, StoreError> {
-        let ids: Vec<LayerId> =
-            self.store.list(key::LAYERS, None).await?.iter().filter_map(|o| key::id_of(&o.key)).collect();
-        for id in &ids {
-            self.load_layer(*id).await?;
-        }
-        let existing: HashSet<LayerId> = ids.iter().copied().collect();
-        self.layers.retain(|id, _| existing.contains(id));
-        Ok(ids)
-    }
-
-    async fn existing_blobs(&mut self) -> Result<Vec<BlobId>, StoreError> {
-        let ids: Vec<BlobId> =
-            self.store.list(key::BLOBS, None).await?.iter().filter_map(|o| key::id_of(&o.key)).collect();
-        let existing: HashSet<BlobId> = ids.iter().copied().collect();
-        self.blobs.retain(|id, _| existing.contains(id));
-        let unread: Vec<BlobId> = ids.iter().filter(|id| !self.blobs.contains_key(id)).copied().collect();
-        let store = &self.store;
-        let mut reads = futures_util::stream::iter(unread)
-            .map(|id| async move { store.blob_index(&id).await.map(|index| (id, index)) })
-            .buffer_unordered(REQUESTS_MAX);
-        while let Some((id, index)) = reads.try_next().await? {
-            self.blobs.insert(id, index.packs().iter().map(|pack| pack.id).collect());
-        }
-        Ok(ids)
-    }
-
-    /// A layer's references. One that is remembered must still be there to keep its parents: what is gone keeps nothing.
-    async fn load_layer(&mut self, id: LayerId) -> Result<(), StoreError> {
-        if self.layers.contains_key(&id) {
-            return Ok(());
-        }
-        let manifest = self.store.manifest(&id).await?;
-        let mut below: Vec<String> = manifest.blobs.iter().map(|blob| key::blob(&blob.id)).collect();
-        below.push(key::metadata(&manifest.metadata.id));
-        let parents = manifest.parents.iter().map(|parent| parent.layer).collect();
-        self.layers.insert(id, Refs { parents, below });
-        Ok(())
-    }
-
     /// Hints on what is gone. They are listed before what they speak of, so a hint on something new is never taken.
     async fn remove_hints(&mut self) -> Result<u64, StoreError> {
         let (oci, traces) =
             (self.store.list(key::OCI, None).await?, self.store.list(key::TRACES, None).await?);
-        let layers: HashSet<LayerId> = self.existing_layers().await?.into_iter().collect();
-        let blobs: HashSet<BlobId> = self.existing_blobs().await?.into_iter().collect();
+        let layers: HashSet<LayerId> = self.marks.existing_layers().await?.into_iter().collect();
+        let blobs: HashSet<BlobId> = self.marks.existing_blobs().await?.into_iter().collect();
         let now_ms = self.store.now_ms().await?;
         let mut removed = 0;
         for object in traces {
@@ -453,16 +309,6 @@ fn remove_halves(directory: &std::path::Path, before_ms: i64) -> std::io::Result
         }
     }
     Ok(removed)
-}
-
-impl Tier {
-    fn prefixes(self) -> &'static [&'static str] {
-        match self {
-            Self::Layers => &[key::LAYERS],
-            Self::Indexes => &[key::BLOBS, key::METADATA],
-            Self::Packs => &[key::PACKS],
-        }
-    }
 }
 
 impl Collected {

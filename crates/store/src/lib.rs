@@ -19,6 +19,7 @@ mod connect;
 mod error;
 mod key;
 pub mod lease;
+mod mark;
 mod names;
 mod publish;
 mod read;

@@ -5,11 +5,13 @@
 mod support;
 
 use std::collections::BTreeMap;
+use std::hash::BuildHasher as _;
+use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dsec_image::layer::LayerKind;
-use dsec_store::{CollectSettings, Collected, Collector, Lease, Publish, Store, StoreError};
+use dsec_store::{CollectSettings, Collected, Collector, Lease, Publish, Store, StoreError, StoreSettings};
 use support::{Sample, directory, label, lease, name};
 
 const KIND: LayerKind = LayerKind::Toolkit;
@@ -56,6 +58,25 @@ async fn names_parents_and_leases_keep_and_nothing_else_does() {
     assert_eq!(Collector::new(&store, young).run().await.unwrap(), Collected::default(), "it is young");
     let collected = collect(&store).await;
     assert_eq!((collected.layers, collected.indexes, collected.packs), (2, 4, 3));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_layer_that_stays_for_its_youth_keeps_an_old_parent() {
+    let (dir, store) = directory().await;
+    let base = Sample::new(&[1]);
+    let tool = Sample::new(&[2]).over(&base.manifest);
+    let publisher = lease(&store).await;
+    base.publish(&publisher, None).await.unwrap();
+    let old = std::time::SystemTime::now() - Duration::from_secs(7200);
+    for file in files(dir.path()) {
+        std::fs::File::options().append(true).open(file).unwrap().set_modified(old).unwrap();
+    }
+    tool.publish(&publisher, None).await.unwrap();
+    Arc::into_inner(publisher).unwrap().release().await.unwrap();
+    let young = CollectSettings { grace: Duration::from_secs(3600), ..AT_ONCE };
+    assert_eq!(Collector::new(&store, young).run().await.unwrap(), Collected::default());
+    assert!(store.verify(&tool.manifest.id().unwrap()).await.unwrap().findings.is_empty());
+    assert_eq!(collect(&store).await.layers, 2, "one after the other");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -135,4 +156,131 @@ async fn what_cannot_be_read_stops_the_collection() {
         collect(&store).await;
         assert!(begun.elapsed() < Duration::from_secs(30));
     }
+}
+
+const CHAOS_DIR: &str = "DSEC_STORE_CHAOS_DIR";
+const CHAOS_ROLE: &str = "DSEC_STORE_CHAOS_ROLE";
+/// How many workers are killed. More for a long run.
+const CHAOS_KILLS: &str = "DSEC_STORE_CHAOS_KILLS";
+const CHAOS_TTL: Duration = Duration::from_secs(3);
+
+/// A process of the test below, which starts this one with its place and its part.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a part of publishers_and_collectors_that_are_killed_lose_nothing"]
+async fn chaos_worker() {
+    let settings = StoreSettings::new(std::env::var(CHAOS_DIR).unwrap());
+    let store = Store::open(&settings).await.unwrap();
+    if std::env::var(CHAOS_ROLE).unwrap() == "collect" {
+        let mut collector = Collector::new(&store, AT_ONCE);
+        loop {
+            collector.run().await.unwrap();
+        }
+    }
+    for round in 0_u64.. {
+        match publish_and_check(&store, round).await {
+            Ok(()) | Err(StoreError::LeaseLost { .. }) => {}
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+}
+
+/// Publishes a layer over another, as others do too, is content only if all of it is there, and lets it go.
+async fn publish_and_check(store: &Store, round: u64) -> Result<(), StoreError> {
+    let seed = round.wrapping_mul(7).wrapping_add(u64::from(std::process::id()));
+    let base = Sample::new(&[seed % 2, 10]);
+    let sample = Sample::new(&[seed % 3, 3 + seed % 4, 7 + seed % 2]).over(&base.manifest);
+    let lease = Arc::new(Lease::begin(store, "chaos", CHAOS_TTL).await?);
+    let version = format!("{}-{round}", std::process::id());
+    base.publish(&lease, None).await?;
+    sample.publish(&lease, Some(("chaos", &version))).await?;
+    let id = sample.manifest.id().unwrap();
+    let verified = store.verify(&id).await?;
+    lease.check()?;
+    assert!(verified.findings.is_empty(), "held and named: {verified:?}");
+    Arc::into_inner(lease).unwrap().release().await?;
+    let verified = store.verify(&id).await?;
+    assert!(verified.findings.is_empty(), "named: {verified:?}");
+    match store.remove_version(KIND, &name("chaos"), &label(&version), &BTreeMap::new()).await {
+        Err(StoreError::InUse { .. }) => Ok(()),
+        other => other.map(drop),
+    }
+}
+
+fn worker(dir: &std::path::Path, role: &str) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "chaos_worker", "--ignored", "--nocapture"])
+        .env(CHAOS_DIR, dir)
+        .env(CHAOS_ROLE, role)
+        .spawn()
+        .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn publishers_and_collectors_that_are_killed_lose_nothing() {
+    let (dir, store) = directory().await;
+    let roles = ["publish", "collect", "publish", "collect", "publish"];
+    let mut workers: Vec<Child> = roles.iter().map(|role| worker(dir.path(), role)).collect();
+    let kills = std::env::var(CHAOS_KILLS).map_or(12, |kills| kills.parse().unwrap());
+    for _ in 0..kills {
+        let random = std::hash::RandomState::new().hash_one(0);
+        tokio::time::sleep(Duration::from_millis(100 + random % 1000)).await;
+        let dead = workers.iter_mut().any(|worker| worker.try_wait().unwrap().is_some());
+        let at = (random >> 32) as usize % workers.len();
+        workers[at].kill().unwrap();
+        workers[at].wait().unwrap();
+        if dead {
+            workers.iter_mut().for_each(|worker| drop(worker.kill()));
+            workers.iter_mut().for_each(|worker| drop(worker.wait()));
+            panic!("a worker failed; it said why above");
+        }
+        workers[at] = worker(dir.path(), roles[at]);
+    }
+    for worker in &mut workers {
+        worker.kill().unwrap();
+        worker.wait().unwrap();
+    }
+    let entries = store.names(KIND, None, 10).await.unwrap().entries;
+    for version in entries.iter().flat_map(|entry| entry.versions.clone()) {
+        let reference = format!("chaos@{version}").parse().unwrap();
+        let id = store.resolve(KIND, &reference).await.unwrap();
+        let verified = store.verify(&id).await.unwrap();
+        assert!(verified.findings.is_empty(), "{version}: {verified:?}");
+    }
+    all_goes_in_the_end(&store, dir.path()).await;
+}
+
+async fn all_goes_in_the_end(store: &Store, dir: &std::path::Path) {
+    let begun = Instant::now();
+    loop {
+        for entry in store.names(KIND, None, 10).await.unwrap().entries {
+            for version in entry.versions {
+                let removed = store.remove_version(KIND, &entry.name, &version, &BTreeMap::new()).await;
+                assert!(matches!(removed, Ok(_) | Err(StoreError::InUse { .. })), "{removed:?}");
+            }
+        }
+        collect(store).await;
+        // Halves of files stay for an hour, and so does a clock's object.
+        let mut left = files(dir);
+        left.retain(|file| {
+            !file.contains('#') && !file.contains("/clock/") && !file.ends_with("dsec-store.json")
+        });
+        if left.is_empty() {
+            return;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "{left:?}");
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+}
+
+fn files(dir: &std::path::Path) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let entry = entry.unwrap();
+        if entry.file_type().unwrap().is_dir() {
+            found.extend(files(&entry.path()));
+        } else {
+            found.push(entry.path().display().to_string());
+        }
+    }
+    found
 }

@@ -98,6 +98,8 @@ pub struct Parent {
 pub enum Source {
     /// An archive.
     Archive {
+        /// What whoever made the layer says it was made of, such as a file's name.
+        name: String,
         /// Digest of its bytes, such as `sha256:...`.
         digest: String,
     },
@@ -290,7 +292,10 @@ mod tests {
         assert_eq!(Manifest::decode(&bytes).unwrap(), manifest);
         assert_eq!(manifest.id().unwrap(), LayerId(Digest::of(&bytes)));
         // Written down: an id that changes makes every published layer unreadable.
-        assert_eq!(manifest.id().unwrap().to_string(), "ID");
+        assert_eq!(
+            manifest.id().unwrap().to_string(),
+            "2cb3a88d0df65d87b33298d029a97c8612ddb18157d7cd66b079fb3c90675ef1"
+        );
     }
 
     #[test]

@@ -65,7 +65,7 @@ impl Sample {
             facts: Facts {
                 created_unix_ms: 1,
                 builder: "test".to_owned(),
-                source: Source::Archive { digest: "sha256:none".to_owned() },
+                source: Source::Archive { name: "test".to_owned(), digest: "sha256:none".to_owned() },
                 diff_ids: vec![],
                 files: numbers.len() as u64,
                 content_bytes: index.size(),
