@@ -164,12 +164,25 @@ impl Client {
         Ok(Trace::decode(&BASE64_STANDARD.decode(text).map_err(other)?)?)
     }
 
-    /// Takes in a blob that was made on this node: whether it is complete here now.
+    /// Takes in a blob that was made on this node, copied and checked: whether it is complete here now.
     ///
     /// # Errors
     /// As [`Self::call`].
     pub async fn insert(&self, blob: BlobId, file: &Path) -> Result<bool, ClientError> {
-        let request = Request::Insert { blob, file: file.to_owned() };
+        self.bring(blob, file, false).await
+    }
+
+    /// Hands over the file of a blob that was made and hashed on this node just now; nobody may write to it any more. Whether
+    /// the blob is complete here now; the file is then gone.
+    ///
+    /// # Errors
+    /// As [`Self::call`]; the file stays.
+    pub async fn hand_over(&self, blob: BlobId, file: &Path) -> Result<bool, ClientError> {
+        self.bring(blob, file, true).await
+    }
+
+    async fn bring(&self, blob: BlobId, file: &Path, take: bool) -> Result<bool, ClientError> {
+        let request = Request::Insert { blob, file: file.to_owned(), take };
         expect!(self.call(&request).await?, Response::Inserted { complete } => complete)
     }
 

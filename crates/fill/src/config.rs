@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use dsec_store::{StoreError, StoreSettings};
 use serde::{Deserialize, Serialize};
 
 use crate::engine::{Limits, LimitsError};
@@ -26,18 +27,10 @@ pub struct Config {
     #[serde(default = "devices_default")]
     pub devices: usize,
     /// Where packs come from.
-    pub store: StoreConfig,
+    pub store: StoreSettings,
     /// What the engine may take.
     #[serde(default)]
     pub limits: Limits,
-}
-
-/// Where packs come from.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct StoreConfig {
-    /// The layer store's directory.
-    pub directory: PathBuf,
 }
 
 /// Why a configuration is not one.
@@ -72,6 +65,9 @@ pub enum ConfigError {
     /// The limits.
     #[error(transparent)]
     Limits(#[from] LimitsError),
+    /// The store's settings.
+    #[error("the store's settings name none")]
+    Store(#[from] StoreError),
 }
 
 impl Config {
@@ -95,10 +91,41 @@ impl Config {
             }
         }
         config.limits.check()?;
+        config.store.check()?;
         Ok(config)
     }
 }
 
 fn devices_default() -> usize {
     DEVICES_DEFAULT
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(url: &str) -> Config {
+        let mut store = StoreSettings::new(url);
+        store.secret_access_key = Some("a \"secret\"".to_owned());
+        Config {
+            mount: "/m".into(),
+            socket: "/s".into(),
+            cache_dir: "/c".into(),
+            cache_bytes: 1 << 30,
+            devices: 2,
+            store,
+            limits: Limits::default(),
+        }
+    }
+
+    #[test]
+    fn a_configuration_is_read_as_it_was_written() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        // A directory that is not there now may be a mount that comes.
+        let config = config("/store/that/is/away");
+        std::fs::write(file.path(), toml::to_string(&config).unwrap()).unwrap();
+        assert_eq!(Config::load(file.path()).unwrap(), config);
+        std::fs::write(file.path(), toml::to_string(&self::config("store")).unwrap()).unwrap();
+        assert!(matches!(Config::load(file.path()), Err(ConfigError::Store(_))));
+    }
 }

@@ -11,9 +11,10 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, Semaphore};
 
-use crate::cache::{Mark, Stored};
+use crate::cache::{Cache, Mark, Stored};
 use crate::engine::{Blob, Engine, FillError};
 use crate::protocol::{BlobStats, CONNECTIONS_MAX, LINE_MAX, Request, Response, Stats};
+use crate::source::with_causes;
 use crate::trace::Trace;
 
 /// Prefetches under way at once. Each is a list of groups and a task; what they fetch at once is the engine's limit.
@@ -121,7 +122,7 @@ impl Control {
             Request::Unpin { blob } => self.mark(blob, vec![(Mark::Pinned, false)]).await,
             Request::Prefetch { blob, trace } => self.prefetch(blob, trace).await,
             Request::Trace { blob, restart } => self.trace(blob, restart).await,
-            Request::Insert { blob, file } => self.insert(blob, file).await,
+            Request::Insert { blob, file, take } => self.insert(blob, file, take).await,
             Request::Evict { blob } => self.evict(blob).await,
             Request::Stats => Ok(Response::Stats(self.stats())),
             Request::Replace | Request::Shutdown => Ok(Response::Done),
@@ -210,14 +211,17 @@ impl Control {
         .await
     }
 
-    async fn insert(&self, id: BlobId, file: PathBuf) -> Result<Response, FillError> {
+    async fn insert(&self, id: BlobId, file: PathBuf, take: bool) -> Result<Response, FillError> {
         let blob = self.engine.blob(id).await?;
-        let engine = self.engine.clone();
-        blocking(id, move || {
-            let stored = engine.cache().insert_complete(blob.cached(), &file).map_err(io::Error::other)?;
-            Ok(Response::Inserted { complete: stored == Stored::Cached })
+        let (engine, inserted) = (self.engine.clone(), blob.clone());
+        let stored = blocking(id, move || {
+            let (cache, blob) = (engine.cache(), inserted.cached());
+            let insert = if take { Cache::take_complete } else { Cache::insert_complete };
+            insert(cache, blob, &file).map_err(io::Error::other)
         })
-        .await
+        .await?;
+        blob.cached.seal_soon();
+        Ok(Response::Inserted { complete: stored == Stored::Cached })
     }
 
     async fn evict(&self, id: BlobId) -> Result<Response, FillError> {
@@ -263,17 +267,6 @@ fn prove_if_complete(blob: &Blob) -> io::Result<bool> {
 
 fn refused(message: String) -> Response {
     Response::Error { message, again: false }
-}
-
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }
 
 async fn blocking<T: Send + 'static>(

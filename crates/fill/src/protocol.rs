@@ -53,12 +53,16 @@ pub enum Request {
         #[serde(default)]
         restart: bool,
     },
-    /// Takes in a blob that was made on this node. The file stays where it is.
+    /// Takes in a blob that was made on this node.
     Insert {
         /// Which.
         blob: BlobId,
         /// Its whole content.
         file: PathBuf,
+        /// Whether the file may be taken over, which its maker has just hashed and nobody writes to any more: if it is on
+        /// the cache's file system it becomes the cache's, unread. Else it is copied, checked, and stays where it is.
+        #[serde(default)]
+        take: bool,
     },
     /// Takes a blob's content out, unless it is pinned or mounted directly.
     Evict {

@@ -1,13 +1,12 @@
 //! Where packs and blob indexes come from. The engine knows nothing else of the store.
 
-use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt as _;
-use std::path::{Path, PathBuf};
 use std::pin::Pin;
 
 use bytes::Bytes;
 use dsec_image::layer::{BlobId, PackId};
+use dsec_store::{Store, StoreError, StoreSettings};
+use tokio::sync::OnceCell;
 
 /// Why something could not be fetched.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -18,14 +17,29 @@ pub enum FetchError {
         /// What was asked for.
         what: String,
     },
-    /// The store did not answer, or not with what was asked for; it may the next time.
-    #[error("{what} cannot be fetched: {why}")]
-    Unreachable {
-        /// What was asked for.
-        what: String,
-        /// What came instead.
+    /// The store answers with what cannot be it.
+    #[error("{why}")]
+    Damaged {
+        /// What was asked for, and what came.
         why: String,
     },
+    /// The store did not answer, or not with what was asked for; it may the next time.
+    #[error("{why}")]
+    Unreachable {
+        /// What was asked for, and what came instead.
+        why: String,
+    },
+}
+
+impl From<StoreError> for FetchError {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::NotFound { what } => Self::Missing { what },
+            StoreError::Damaged { .. } => Self::Damaged { why: with_causes(&error) },
+            // Keys may be given, settings be mended, while a reader waits.
+            _ => Self::Unreachable { why: with_causes(&error) },
+        }
+    }
 }
 
 /// A fetch under way.
@@ -35,52 +49,50 @@ pub type Fetching<'a> = Pin<Box<dyn Future<Output = Result<Bytes, FetchError>> +
 /// try; the engine repeats, and may drop a call that takes too long.
 pub trait PackSource: Send + Sync + 'static {
     /// These bytes of a pack, all of them.
-    fn fetch(&self, pack: &PackId, range: Range<u64>) -> Fetching<'_>;
+    fn fetch(&self, pack: &PackId, range: Range<u32>) -> Fetching<'_>;
 
     /// A blob's encoded index.
     fn index(&self, blob: &BlobId) -> Fetching<'_>;
 }
 
-/// A store that is a directory, with the layer store's names: `packs/AA/ID`, where AA begins the ID, and `blobs/ID`.
+/// The layer store, opened when it is first needed: what is in the cache can be read while the store is away.
 #[derive(Debug)]
-pub struct Directory {
-    path: PathBuf,
+pub struct LayerStore {
+    settings: StoreSettings,
+    open: OnceCell<Store>,
 }
 
-impl Directory {
-    /// The store in this directory.
-    pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into() }
+impl LayerStore {
+    /// The store of these settings.
+    pub fn new(settings: StoreSettings) -> Self {
+        Self { settings, open: OnceCell::new() }
     }
 
-    fn read(
-        &self,
-        file: PathBuf,
-        read: impl FnOnce(&Path) -> io::Result<Vec<u8>> + Send + 'static,
-    ) -> Fetching<'_> {
-        Box::pin(async move {
-            let what = file.display().to_string();
-            let done = tokio::task::spawn_blocking(move || read(&file)).await;
-            match done.unwrap_or_else(|panicked| Err(io::Error::other(panicked))) {
-                Ok(bytes) => Ok(bytes.into()),
-                Err(e) if e.kind() == io::ErrorKind::NotFound => Err(FetchError::Missing { what }),
-                Err(e) => Err(FetchError::Unreachable { what, why: e.to_string() }),
-            }
-        })
+    async fn store(&self) -> Result<&Store, FetchError> {
+        Ok(self.open.get_or_try_init(|| Store::open(&self.settings)).await?)
     }
 }
 
-impl PackSource for Directory {
-    fn fetch(&self, pack: &PackId, range: Range<u64>) -> Fetching<'_> {
-        let id = pack.to_string();
-        self.read(self.path.join("packs").join(&id[..2]).join(id), move |file| {
-            let mut bytes = vec![0; (range.end - range.start) as usize];
-            std::fs::File::open(file)?.read_exact_at(&mut bytes, range.start)?;
-            Ok(bytes)
-        })
+impl PackSource for LayerStore {
+    fn fetch(&self, pack: &PackId, range: Range<u32>) -> Fetching<'_> {
+        let pack = *pack;
+        Box::pin(async move { Ok(self.store().await?.fetch(&pack, range).await?) })
     }
 
     fn index(&self, blob: &BlobId) -> Fetching<'_> {
-        self.read(self.path.join("blobs").join(blob.to_string()), |file| std::fs::read(file))
+        let blob = *blob;
+        Box::pin(async move { Ok(self.store().await?.blob_index(&blob).await?.encode().into()) })
     }
+}
+
+/// An error and what caused it, in one line.
+pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
 }

@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::control::{Control, Ending};
 use crate::engine::Engine;
 use crate::fuse::{Device, Shared, resend};
-use crate::source::Directory;
+use crate::source::LayerStore;
 
 /// Threads that may block on the disk, or unpack and check, at once. More would hold more memory and be no faster.
 const BLOCKING_THREADS: usize = 64;
@@ -45,7 +45,7 @@ pub fn run(config: &Config, inherited: Inherited) -> anyhow::Result<Ending> {
 
     let boot = BootId::current().context("the boot's id cannot be read")?;
     let cache = Arc::new(Cache::open(&config.cache_dir, config.cache_bytes, boot)?);
-    let source = Arc::new(Directory::new(&config.store.directory));
+    let source = Arc::new(LayerStore::new(config.store.clone()));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(BLOCKING_THREADS)

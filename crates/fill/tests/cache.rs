@@ -194,6 +194,40 @@ fn a_blob_made_here_is_taken_in_and_another_file_is_not() {
     assert_eq!(here(&open_again(cache, blob, LATER), &made).len(), 6);
 }
 
+#[test]
+fn a_file_that_is_handed_over_becomes_the_caches_own() {
+    let (dir, made) = (tempfile::tempdir().unwrap(), Made::new(10, 70 * GROUP + 8192));
+    let size = made.index.size();
+    let cache = Cache::open(&dir.path().join("cache"), size + GROUP, BOOT).unwrap();
+    let blob = cache.add(&made.index).unwrap();
+    let path = dir.path().join("content");
+    std::fs::write(&path, &made.plain[1..]).unwrap();
+    assert!(matches!(cache.take_complete(&blob, &path), Err(CacheError::NotTheContent { .. })));
+    cache.store(&blob, 3, made.part(3 * GROUP..4 * GROUP)).unwrap();
+    std::fs::write(&path, &made.plain).unwrap();
+    let inode = std::fs::metadata(&path).unwrap().ino();
+    assert_eq!(cache.take_complete(&blob, &path).unwrap(), Stored::Cached);
+    assert!(!path.exists() && std::fs::metadata(blob.path()).unwrap().ino() == inode);
+    assert_eq!((blob.is_complete(), cache.used_bytes()), (true, size));
+    let mut read = vec![0; size as usize];
+    assert!(blob.read(0, &mut read).unwrap() && read == made.plain);
+
+    // What is complete already is not replaced, and what has no room stays with its maker.
+    std::fs::write(&path, &made.plain).unwrap();
+    assert_eq!(cache.take_complete(&blob, &path).unwrap(), Stored::Cached);
+    assert!(!path.exists() && std::fs::metadata(blob.path()).unwrap().ino() == inode);
+    blob.set_mark(Mark::Pinned, true).unwrap();
+    let other = Made::new(11, 2 * GROUP);
+    std::fs::write(&path, &other.plain).unwrap();
+    let other = cache.add(&other.index).unwrap();
+    assert_eq!(cache.take_complete(&other, &path).unwrap(), Stored::NoRoom);
+    assert!(path.exists() && cache.used_bytes() == size);
+
+    blob.seal().unwrap();
+    drop(other);
+    assert_eq!(here(&open_again(cache, blob, LATER), &made).len(), 71);
+}
+
 fn open_again(cache: Cache, blob: std::sync::Arc<dsec_fill::cache::CachedBlob>, boot: BootId) -> Cache {
     let dir = blob.path().parent().unwrap().to_owned();
     drop((cache, blob));

@@ -17,7 +17,7 @@ use support::{GROUP, Made, Random};
 #[test]
 fn a_blob_is_a_file_until_it_is_complete_and_then_its_own() {
     let made = Made::new(1, 20 * GROUP + 4096);
-    let mut platform = Platform::start(&[&made], "");
+    let mut platform = Platform::start(&[&made], |_| {});
     let opened = block_on(platform.client.open(made.id())).unwrap();
     assert!(!opened.direct && opened.size_bytes == made.index.size());
     let found = std::fs::metadata(&opened.path).unwrap();
@@ -55,7 +55,7 @@ fn a_blob_is_a_file_until_it_is_complete_and_then_its_own() {
 #[test]
 fn sixty_four_readers_through_the_device_fetch_what_one_does() {
     let made = Made::new(2, 30 * GROUP);
-    let platform = Platform::start(&[&made], "devices = 2");
+    let platform = Platform::start(&[&made], |config| config.devices = 2);
     let path = block_on(platform.client.open(made.id())).unwrap().path;
     std::thread::scope(|scope| {
         for reader in 0..64u64 {
@@ -80,7 +80,7 @@ fn sixty_four_readers_through_the_device_fetch_what_one_does() {
 fn readers_do_not_notice_that_workers_are_killed() {
     let kills_wanted: u64 = std::env::var("DSEC_FILL_KILLS").map_or(1_500, |text| text.parse().unwrap());
     let made = Made::new(3, 150 * GROUP + 4096);
-    let platform = Platform::start(&[&made], "");
+    let platform = Platform::start(&[&made], |_| {});
     let path = block_on(platform.client.open(made.id())).unwrap().path;
     let (stop, reads) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
@@ -142,7 +142,7 @@ fn kill_workers(platform: &Platform, kills: u64, stop: &AtomicBool) {
 #[test]
 fn a_worker_is_replaced_under_a_waiting_reader() {
     let made = Made::new(4, 8 * GROUP);
-    let platform = Platform::start(&[&made], "");
+    let platform = Platform::start(&[&made], |_| {});
     let path = block_on(platform.client.open(made.id())).unwrap().path;
     let before = block_on(platform.client.stats()).unwrap().worker_pid;
     // A stopped worker answers nothing: the read is in its hands when it goes.
@@ -162,7 +162,7 @@ fn a_worker_is_replaced_under_a_waiting_reader() {
 #[test]
 fn a_store_without_the_bytes_is_an_error_and_never_zeros() {
     let made = Made::new(5, 8 * GROUP);
-    let platform = Platform::start(&[&made], "");
+    let platform = Platform::start(&[&made], |_| {});
     let path = block_on(platform.client.open(made.id())).unwrap().path;
     let (packs, away) = (platform.dir.path().join("store/packs"), platform.dir.path().join("away"));
     std::fs::rename(&packs, &away).unwrap();
@@ -188,7 +188,7 @@ fn a_full_disk_makes_reads_go_on_uncached() {
     let mounted =
         Command::new("mount").args(["-t", "tmpfs", "-o", "size=8m", "fill-test"]).arg(disk.path()).status();
     assert!(mounted.unwrap().success());
-    let platform = Platform::start_with_cache(&[&made], "", |_| disk.path().join("cache"));
+    let platform = Platform::start(&[&made], |config| config.cache_dir = disk.path().join("cache"));
     let path = block_on(platform.client.open(made.id())).unwrap().path;
     block_on(platform.client.pin(made.id(), true)).unwrap();
     for _ in 0..2 {
@@ -206,7 +206,7 @@ fn a_full_disk_makes_reads_go_on_uncached() {
 #[test]
 fn what_a_killed_holder_left_is_cleared_by_the_next() {
     let made = Made::new(7, 4 * GROUP);
-    let mut platform = Platform::start(&[&made], "");
+    let mut platform = Platform::start(&[&made], |_| {});
     let path = block_on(platform.client.open(made.id())).unwrap().path;
     let reader = Reader::open(&path, true);
     platform.end(Some(Signal::KILL));
@@ -225,7 +225,7 @@ fn what_a_killed_holder_left_is_cleared_by_the_next() {
 #[test]
 fn content_made_on_this_node_needs_no_store() {
     let made = Made::new(8, 12 * GROUP);
-    let platform = Platform::start(&[&made], "");
+    let platform = Platform::start(&[&made], |_| {});
     let file = platform.dir.path().join("content");
     std::fs::write(&file, &made.plain).unwrap();
     std::fs::remove_dir_all(platform.dir.path().join("store/packs")).unwrap();
@@ -237,12 +237,23 @@ fn content_made_on_this_node_needs_no_store() {
     block_on(platform.client.close(made.id())).unwrap();
     block_on(platform.client.evict(made.id())).unwrap();
     assert!(block_on(platform.client.insert(made.id(), &file)).is_err());
+    // Handed over, it is not read: on another file system it is, and it is gone in both cases.
+    let elsewhere = tempfile::tempdir_in("/dev/shm").unwrap();
+    for dir in [elsewhere.path(), platform.dir.path()] {
+        let file = dir.join("content");
+        std::fs::write(&file, &made.plain).unwrap();
+        assert!(block_on(platform.client.hand_over(made.id(), &file)).unwrap() && !file.exists());
+        let opened = block_on(platform.client.open(made.id())).unwrap();
+        assert!(opened.direct && std::fs::read(&opened.path).unwrap() == made.plain);
+        block_on(platform.client.close(made.id())).unwrap();
+        assert_eq!(block_on(platform.client.evict(made.id())).unwrap(), made.index.size());
+    }
 }
 
 #[test]
 fn the_next_run_finds_its_content_along_the_trace_of_the_first() {
     let made = Made::new(9, 40 * GROUP);
-    let platform = Platform::start(&[&made], "");
+    let platform = Platform::start(&[&made], |_| {});
     let path = block_on(platform.client.open(made.id())).unwrap().path;
     for group in [9u64, 3, 30] {
         Reader::open(&path, true).read(group * GROUP, 10).unwrap();
@@ -264,7 +275,7 @@ fn the_next_run_finds_its_content_along_the_trace_of_the_first() {
 
 #[test]
 fn the_worker_holds_no_capability_and_the_socket_is_its_owners() {
-    let platform = Platform::start(&[], "");
+    let platform = Platform::start(&[], |_| {});
     let capabilities = |pid: rustix::process::Pid| {
         let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap();
         ["CapPrm:", "CapEff:"].map(|name| {

@@ -20,7 +20,7 @@ use object_store::local::LocalFileSystem;
 use object_store::prefix::PrefixStore;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
 use rustls::{ClientConfig, RootCertStore};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::error::StoreError;
 
@@ -30,7 +30,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const IDLE_CONNECTIONS_MAX: usize = 64;
 
 /// Which store, and how it is reached.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct StoreSettings {
     /// `/path`, `file:///path` or `s3://bucket/prefix`.
@@ -78,6 +78,17 @@ impl StoreSettings {
             allow_http: false,
             request_ms_max: request_ms_default(),
             retry_ms_max: retry_ms_default(),
+        }
+    }
+
+    /// Whether they name a store, which is not asked: it may be away.
+    ///
+    /// # Errors
+    /// [`StoreError::Settings`].
+    pub fn check(&self) -> Result<(), StoreError> {
+        match open(self, false) {
+            Err(error @ StoreError::Settings { .. }) => Err(error),
+            _ => Ok(()),
         }
     }
 }

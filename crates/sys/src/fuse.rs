@@ -31,7 +31,7 @@ pub fn mount(device: &OwnedFd, source: &str) -> io::Result<OwnedFd> {
         FsSetting::Flag("default_permissions"),
         FsSetting::Flag("ro"),
     ];
-    new_mount("fuse", &settings, Attr::DATA_ONLY.with_read_only())
+    new_mount("fuse", &settings, Attr::READ_ONLY_DATA)
 }
 
 /// One more descriptor of a mounted session, with a queue of requests in progress of its own. Closing it fails the

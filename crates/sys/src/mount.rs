@@ -43,12 +43,6 @@ impl Attr {
     pub const READ_ONLY_DATA: Self = Self(Self::DATA_ONLY.0.union(MountAttrFlags::MOUNT_ATTR_RDONLY));
     /// No writes.
     pub const READ_ONLY: Self = Self(MountAttrFlags::MOUNT_ATTR_RDONLY);
-
-    /// These, and no writes.
-    #[must_use]
-    pub const fn with_read_only(self) -> Self {
-        Self(self.0.union(MountAttrFlags::MOUNT_ATTR_RDONLY))
-    }
 }
 
 /// Makes a file system of `kind` and returns a detached mount of it: it is nowhere in the tree, and

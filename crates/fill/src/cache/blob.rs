@@ -6,7 +6,7 @@ use std::ops::{Range, RangeInclusive};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Mutex, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::SystemTime;
 
 use dsec_image::layer::{BlobId, BlobIndex, Digest, GROUP_SIZE};
@@ -40,21 +40,30 @@ impl Mark {
     }
 }
 
+/// Extension of a file that is being taken over.
+pub(super) const TAKEN: &str = "taken";
+
+#[derive(Debug)]
+struct Content {
+    file: File,
+    /// How often some of it was taken out or another put in its place.
+    changes: u64,
+}
+
 /// One blob in the cache: its index, its file, and which groups are in it.
 #[derive(Debug)]
 pub struct CachedBlob {
     id: BlobId,
     index: BlobIndex,
     path: PathBuf,
-    data: File,
     map: Mutex<MapFile>,
     filled: Bits,
     doubted: Bits,
     /// When each group was last asked for, in seconds since 1970.
     used_s: Vec<AtomicU32>,
     marks: [AtomicBool; 3],
-    /// Readers and writers of content share it; who punches holes has it alone.
-    content: RwLock<()>,
+    /// Its file. Readers and writers of content share it; who punches holes or puts another in its place has it alone.
+    content: RwLock<Content>,
     /// Taken out of the cache: nothing is written to it any more.
     gone: AtomicBool,
 }
@@ -62,9 +71,9 @@ pub struct CachedBlob {
 impl CachedBlob {
     pub(super) fn load(dir: &Path, id: BlobId, index: BlobIndex, boot: &BootId) -> io::Result<Self> {
         let path = dir.join(id.to_string());
-        let data = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
-        if data.metadata()?.len() != index.size() {
-            data.set_len(index.size())?;
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
+        if file.metadata()?.len() != index.size() {
+            file.set_len(index.size())?;
         }
         let groups = index.groups().len() as u64;
         let Loaded { map, filled, doubted, written_s } =
@@ -73,13 +82,12 @@ impl CachedBlob {
         Ok(Self {
             id,
             index,
-            data,
             map: Mutex::new(map),
             filled,
             doubted,
             used_s: (0..groups).map(|_| AtomicU32::new(written_s)).collect(),
             marks,
-            content: RwLock::new(()),
+            content: RwLock::new(Content { file, changes: 0 }),
             gone: AtomicBool::new(false),
             path,
         })
@@ -151,10 +159,8 @@ impl CachedBlob {
                 ));
             }
             File::create(file)?;
-        } else if let Err(e) = std::fs::remove_file(file)
-            && e.kind() != io::ErrorKind::NotFound
-        {
-            return Err(e);
+        } else {
+            remove(&file)?;
         }
         self.marks[mark as usize].store(on, Ordering::Release);
         Ok(())
@@ -169,7 +175,7 @@ impl CachedBlob {
         if range.is_empty() {
             return Ok(true);
         }
-        let _shared = read_hold(&self.content);
+        let content = read_hold(&self.content);
         let now_s = seconds(SystemTime::now());
         for group in self.groups_of(&range) {
             if !self.has(group) {
@@ -177,20 +183,20 @@ impl CachedBlob {
             }
             self.used_s[group as usize].store(now_s, Ordering::Relaxed);
         }
-        self.data.read_exact_at(out, start)?;
+        content.file.read_exact_at(out, start)?;
         Ok(true)
     }
 
     /// Writes a group that was checked, and then says that it is here. Whether it was not before.
     pub(super) fn write(&self, group: u64, plain: &[u8]) -> io::Result<bool> {
-        let _shared = read_hold(&self.content);
+        let content = read_hold(&self.content);
         if self.gone.load(Ordering::Acquire) {
             return Err(io::Error::new(io::ErrorKind::NotFound, "the blob was taken out of the cache"));
         }
         let start = self.range_of(group).start;
-        if let Err(e) = self.data.write_all_at(plain, start) {
+        if let Err(e) = content.file.write_all_at(plain, start) {
             // Half a group takes room that nobody counts.
-            self.punch(group).ok();
+            self.punch(&content.file, group).ok();
             return Err(e);
         }
         self.admit(group)
@@ -212,13 +218,13 @@ impl CachedBlob {
     /// # Errors
     /// The map cannot be written.
     pub fn prove(&self, group: u64) -> io::Result<Option<Vec<u8>>> {
-        let _shared = read_hold(&self.content);
+        let content = read_hold(&self.content);
         if !self.doubted.get(group) {
             return Ok(None);
         }
         let range = self.range_of(group);
         let mut plain = vec![0; (range.end - range.start) as usize];
-        let read = self.data.read_exact_at(&mut plain, range.start);
+        let read = content.file.read_exact_at(&mut plain, range.start);
         if read.is_ok() && Digest::of(&plain) == self.index.groups()[group as usize].hash {
             self.admit(group)?;
             return Ok(Some(plain));
@@ -229,26 +235,86 @@ impl CachedBlob {
         Ok(None)
     }
 
+    /// Bytes that are not here, not even doubted.
+    pub(super) fn missing_bytes(&self) -> u64 {
+        let missing = |group: &u64| !self.filled.get(*group) && !self.doubted.get(*group);
+        let groups = 0..self.index.groups().len() as u64;
+        groups.filter(missing).map(|group| self.index.plain_len(group)).sum()
+    }
+
+    /// Puts a file with the whole content in the place of its own; what was read of the old one stays true. Bytes that
+    /// came here with it. The file keeps its name beside the new one, so that this can be repeated wherever it was cut short.
+    ///
+    /// # Errors
+    /// `EXDEV`: it is on another file system.
+    pub(super) fn adopt(&self, from: &Path) -> io::Result<u64> {
+        let mut content = write_hold(&self.content);
+        if self.gone.load(Ordering::Acquire) {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "the blob was taken out of the cache"));
+        }
+        let file = OpenOptions::new().read(true).write(true).open(from)?;
+        let new = self.path.with_extension(TAKEN);
+        remove(&new)?;
+        std::fs::hard_link(from, &new)?;
+        std::fs::rename(&new, &self.path)?;
+        // Renaming does nothing when both are one file already.
+        remove(&new)?;
+        *content = Content { file, changes: content.changes + 1 };
+        let came = self.missing_bytes();
+        let (map, now_s) = (hold(&self.map), seconds(SystemTime::now()));
+        for group in 0..self.index.groups().len() as u64 {
+            self.used_s[group as usize].store(now_s, Ordering::Relaxed);
+            self.filled.set(group);
+            self.doubted.clear(group);
+        }
+        for group in (0..self.index.groups().len() as u64).step_by(u64::BITS as usize) {
+            map.write_filled(&self.filled, group)?;
+            map.write_doubted(&self.doubted, group)?;
+        }
+        Ok(came)
+    }
+
     /// Brings a complete blob to the disk for good: it is believed after a power cut.
     ///
     /// # Errors
     /// It cannot be written.
     pub fn seal(&self) -> io::Result<()> {
-        let _shared = read_hold(&self.content);
-        let mut map = hold(&self.map);
-        if !map.sealed() && self.is_complete() {
-            self.data.sync_data()?;
-            map.set_sealed(true)?;
+        let (file, changes) = {
+            let content = read_hold(&self.content);
+            if hold(&self.map).sealed() || !self.is_complete() {
+                return Ok(());
+            }
+            (content.file.try_clone()?, content.changes)
+        };
+        // Without the lock: who wants to open the blob does not wait for the disk.
+        file.sync_data()?;
+        let content = read_hold(&self.content);
+        if content.changes == changes && self.is_complete() {
+            hold(&self.map).set_sealed(true)?;
         }
         Ok(())
     }
 
+    /// [`Self::seal`] with nobody waiting for it: a power cut before it costs a check, not bytes. Needs a tokio runtime.
+    pub(crate) fn seal_soon(self: &Arc<Self>) {
+        if !self.is_complete() {
+            return;
+        }
+        let blob = self.clone();
+        tokio::task::spawn_blocking(move || {
+            if let Err(error) = blob.seal() {
+                tracing::warn!(blob = %blob.id, %error, "a complete blob cannot be brought to the disk");
+            }
+        });
+    }
+
     /// Takes groups out: bytes that were freed. None go while the blob is mounted directly or pinned.
     pub(super) fn evict(&self, groups: impl IntoIterator<Item = u64>) -> io::Result<u64> {
-        let _alone = write_hold(&self.content);
+        let mut content = write_hold(&self.content);
         if self.is_kept() {
             return Ok(0);
         }
+        content.changes += 1;
         let mut freed = 0;
         let mut map = hold(&self.map);
         map.set_sealed(false)?;
@@ -261,7 +327,7 @@ impl CachedBlob {
                 map.write_doubted(&self.doubted, group)?;
             }
             if filled || doubted {
-                self.punch(group)?;
+                self.punch(&content.file, group)?;
                 freed += self.index.plain_len(group);
             }
         }
@@ -270,7 +336,8 @@ impl CachedBlob {
 
     /// Says of a group whose bytes cannot be read that it is not here, so that it is fetched again. Whether it was.
     pub(super) fn disown(&self, group: u64) -> io::Result<bool> {
-        let _alone = write_hold(&self.content);
+        let mut content = write_hold(&self.content);
+        content.changes += 1;
         let mut map = hold(&self.map);
         map.set_sealed(false)?;
         let was = self.filled.clear(group);
@@ -278,10 +345,10 @@ impl CachedBlob {
         Ok(was)
     }
 
-    fn punch(&self, group: u64) -> io::Result<()> {
+    fn punch(&self, file: &File, group: u64) -> io::Result<()> {
         let range = self.range_of(group);
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        Ok(rustix::fs::fallocate(&self.data, flags, range.start, range.end - range.start)?)
+        Ok(rustix::fs::fallocate(file, flags, range.start, range.end - range.start)?)
     }
 
     /// Whether nothing of it may go.
@@ -309,5 +376,13 @@ impl CachedBlob {
             std::fs::remove_file(file)?;
         }
         Ok(true)
+    }
+}
+
+/// One that is not there is removed already.
+pub(super) fn remove(file: &Path) -> io::Result<()> {
+    match std::fs::remove_file(file) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
     }
 }

@@ -144,6 +144,9 @@ impl Cache {
         for entry in fs::read_dir(dir).map_err(at(dir))? {
             let entry = entry.map_err(at(dir))?;
             let name = entry.file_name();
+            if entry.path().extension().is_some_and(|extension| extension == blob::TAKEN) {
+                blob::remove(&entry.path()).map_err(at(&entry.path()))?;
+            }
             let Some(id) = name.to_str().and_then(|name| name.parse::<BlobId>().ok()) else { continue };
             used += entry.metadata().map_err(at(&entry.path()))?.blocks() * 512;
             if entry.path().with_extension("index").exists() {
@@ -244,12 +247,8 @@ impl Cache {
     /// The disk, for another reason than being full.
     pub fn store(&self, blob: &CachedBlob, group: u64, plain: &[u8]) -> Result<Stored, CacheError> {
         let need = plain.len() as u64;
-        if !self.reserve(need) {
-            let to = self.budget * EVICT_TO_PERCENT / 100;
-            self.evict_oldest((self.used_bytes() + need).saturating_sub(to));
-            if !self.reserve(need) {
-                return Ok(Stored::NoRoom);
-            }
+        if !self.make_room(need) {
+            return Ok(Stored::NoRoom);
         }
         let mut written = blob.write(group, plain);
         if is_full(&written) && self.evict_oldest(FULL_DISK_FREES) > 0 {
@@ -264,6 +263,16 @@ impl Cache {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Stored::NoRoom),
             Err(e) => Err(at(blob.path())(e)),
         }
+    }
+
+    /// Takes this much of the budget, from other content if it must. Whether it could.
+    fn make_room(&self, bytes: u64) -> bool {
+        if self.reserve(bytes) {
+            return true;
+        }
+        let to = self.budget * EVICT_TO_PERCENT / 100;
+        self.evict_oldest((self.used_bytes() + bytes).saturating_sub(to));
+        self.reserve(bytes)
     }
 
     fn reserve(&self, bytes: u64) -> bool {
@@ -348,13 +357,8 @@ impl Cache {
     /// # Errors
     /// The file is something else; the disk.
     pub fn insert_complete(&self, blob: &CachedBlob, path: &Path) -> Result<Stored, CacheError> {
-        let wrong =
-            |found: String| CacheError::NotTheContent { path: path.to_owned(), blob: blob.id(), found };
         let file = File::open(path).map_err(at(path))?;
-        let size = file.metadata().map_err(at(path))?.len();
-        if size != blob.index().size() {
-            return Err(wrong(format!("it has {size} bytes instead of {}", blob.index().size())));
-        }
+        check_size(blob, path, &file)?;
         for (group, expected) in (0..).zip(blob.index().groups()) {
             if blob.has(group) {
                 continue;
@@ -363,7 +367,8 @@ impl Cache {
             let mut plain = vec![0; (range.end - range.start) as usize];
             file.read_exact_at(&mut plain, range.start).map_err(at(path))?;
             if Digest::of(&plain) != expected.hash {
-                return Err(wrong(format!("the bytes from {} on have another digest", range.start)));
+                let found = format!("the bytes from {} on have another digest", range.start);
+                return Err(CacheError::NotTheContent { path: path.to_owned(), blob: blob.id(), found });
             }
             if self.store(blob, group, &plain)? == Stored::NoRoom {
                 return Ok(Stored::NoRoom);
@@ -372,6 +377,50 @@ impl Cache {
         blob.seal().map_err(at(blob.path()))?;
         Ok(Stored::Cached)
     }
+
+    /// Takes over the file of a whole blob that its maker has just hashed: by its name, without reading it. One on another file
+    /// system is copied and checked. The file is gone afterwards, unless there was no room for it. It is not sealed.
+    ///
+    /// # Errors
+    /// As [`Self::insert_complete`]; the file stays.
+    pub fn take_complete(&self, blob: &CachedBlob, path: &Path) -> Result<Stored, CacheError> {
+        let stored = if blob.is_complete() { Stored::Cached } else { self.adopt(blob, path)? };
+        if stored == Stored::Cached {
+            blob::remove(path).map_err(at(path))?;
+        }
+        Ok(stored)
+    }
+
+    fn adopt(&self, blob: &CachedBlob, path: &Path) -> Result<Stored, CacheError> {
+        check_size(blob, path, &File::open(path).map_err(at(path))?)?;
+        let need = blob.missing_bytes();
+        if !self.make_room(need) {
+            return Ok(Stored::NoRoom);
+        }
+        let adopted = blob.adopt(path);
+        // Others may have brought some of it meanwhile, or taken some away.
+        match &adopted {
+            Ok(came) if *came > need => {
+                self.used.fetch_add(came - need, Ordering::Relaxed);
+            }
+            Ok(came) => self.count_freed(need - came),
+            Err(_) => self.count_freed(need),
+        }
+        match adopted {
+            Ok(_) => Ok(Stored::Cached),
+            Err(e) if e.kind() == io::ErrorKind::CrossesDevices => self.insert_complete(blob, path),
+            Err(e) => Err(at(path)(e)),
+        }
+    }
+}
+
+fn check_size(blob: &CachedBlob, path: &Path, file: &File) -> Result<(), CacheError> {
+    let found = file.metadata().map_err(at(path))?;
+    if found.is_file() && found.len() == blob.index().size() {
+        return Ok(());
+    }
+    let found = format!("it has {} bytes instead of {}", found.len(), blob.index().size());
+    Err(CacheError::NotTheContent { path: path.to_owned(), blob: blob.id(), found })
 }
 
 fn is_full(written: &io::Result<bool>) -> bool {
@@ -419,10 +468,10 @@ pub(crate) fn hold<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn read_hold(lock: &RwLock<()>) -> RwLockReadGuard<'_, ()> {
+fn read_hold<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
     lock.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn write_hold(lock: &RwLock<()>) -> RwLockWriteGuard<'_, ()> {
+fn write_hold<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(PoisonError::into_inner)
 }

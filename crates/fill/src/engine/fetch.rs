@@ -18,8 +18,8 @@ use crate::source::{FetchError, Fetching};
 /// those who lost a store together do not come back together.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
-/// Times that a store may say it has no such thing: a store that copies itself may be late.
-const MISSING_TRIES: u32 = 3;
+/// Times that a store may say it has no such thing, or give what cannot be it: a store that copies itself may be late.
+const USELESS_TRIES: u32 = 3;
 /// Times that wrong bytes are fetched: what went wrong on the way comes right, what is stored wrong does not.
 pub(super) const WRONG_TRIES: u32 = 3;
 
@@ -59,13 +59,7 @@ impl Engine {
         for flight in self.fetch_run(run, class, deadline, &share).await {
             self.bring_again(flight, class, deadline, &share).await;
         }
-        if cached.is_complete() {
-            // Nobody waits for it: a power cut before it costs a check, not bytes.
-            let sealed = tokio::task::spawn_blocking(move || cached.seal()).await;
-            if let Ok(Err(error)) = sealed {
-                tracing::warn!(%blob, %error, "a complete blob cannot be brought to the disk");
-            }
-        }
+        cached.seal_soon();
     }
 
     /// A group that came with wrong bytes.
@@ -109,8 +103,8 @@ impl Engine {
         let (Some(first), Some(last)) = (run.first(), run.last()) else { return run };
         let (blob, begin, end) = (first.blob.clone(), first.place(), last.place());
         let pack = blob.cached.index().packs()[begin.pack as usize].id;
-        let range = u64::from(begin.offset)..u64::from(end.offset) + u64::from(end.stored);
-        let length = range.end - range.start;
+        let range = begin.offset..end.offset + end.stored;
+        let length = u64::from(range.end - range.start);
         let id = blob.cached.id();
         let fetch = || self.source.fetch(&pack, range.clone());
         let stored = match self.fetch(id, &blob.counters, class, deadline, Some(length), fetch).await {
@@ -157,7 +151,7 @@ impl Engine {
         fetch: impl Fn() -> Fetching<'a>,
     ) -> Result<Bytes, FillError> {
         let mut pause = PAUSE_MIN;
-        let mut missing = 0;
+        let mut useless = 0;
         loop {
             let turn = match class {
                 Class::Demand => match timeout_at(deadline, self.turns.acquire()).await {
@@ -182,9 +176,9 @@ impl Engine {
                 Ok(Err(error)) => error,
                 Err(_) => unreachable_because(format!("nothing came in {} ms", self.limits.attempt_ms)),
             };
-            if let FetchError::Missing { .. } = source {
-                missing += 1;
-                if missing >= MISSING_TRIES {
+            if let FetchError::Missing { .. } | FetchError::Damaged { .. } = source {
+                useless += 1;
+                if useless >= USELESS_TRIES {
                     return Err(FillError::Missing { blob, source });
                 }
             }
@@ -202,7 +196,7 @@ impl Engine {
 type Share = Arc<OwnedSemaphorePermit>;
 
 fn unreachable_because(why: String) -> FetchError {
-    FetchError::Unreachable { what: "a part of a pack".to_owned(), why }
+    FetchError::Unreachable { why: format!("a part of a pack: {why}") }
 }
 
 fn end_all(run: Vec<Flight>, error: &FillError) {

@@ -5,7 +5,6 @@ pub(crate) mod platform;
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,6 +14,7 @@ use dsec_fill::cache::{BootId, Cache};
 use dsec_fill::engine::{Blob, Engine, Limits};
 use dsec_fill::source::{FetchError, Fetching, PackSource};
 use dsec_image::layer::{BlobId, BlobIndex, Digest, GROUP_SIZE, GroupRef, PackId, PackRef};
+use dsec_store::Publish;
 use tempfile::TempDir;
 
 pub(crate) const GROUP: u64 = GROUP_SIZE;
@@ -74,17 +74,12 @@ impl Made {
         self.index.groups()[groups].iter().map(|group| u64::from(group.stored)).sum()
     }
 
-    /// As the directory that `source::Directory` reads.
-    pub(crate) fn write_store(&self, dir: &Path) {
-        for folder in ["packs", "blobs"] {
-            std::fs::create_dir_all(dir.join(folder)).unwrap();
+    /// Puts it into a store as publishers do.
+    pub(crate) async fn publish(&self, session: &Publish) {
+        for bytes in self.packs.values() {
+            session.pack(bytes.clone()).await.unwrap();
         }
-        for (id, bytes) in &self.packs {
-            let id = id.to_string();
-            std::fs::create_dir_all(dir.join("packs").join(&id[..2])).unwrap();
-            std::fs::write(dir.join("packs").join(&id[..2]).join(id), bytes).unwrap();
-        }
-        std::fs::write(dir.join("blobs").join(self.id().to_string()), self.index.encode()).unwrap();
+        session.blob(&self.index).await.unwrap();
     }
 }
 
@@ -134,7 +129,7 @@ pub(crate) struct FakeStore {
     pub(crate) under_way: AtomicU64,
     pub(crate) under_way_max: AtomicU64,
     /// First bytes of what was fetched, in order.
-    pub(crate) order: Mutex<Vec<(PackId, u64)>>,
+    pub(crate) order: Mutex<Vec<(PackId, u32)>>,
 }
 
 impl FakeStore {
@@ -169,7 +164,7 @@ impl FakeStore {
         fault.0
     }
 
-    fn answer(&self, whole: Option<&Bytes>, range: Option<Range<u64>>) -> Fetching<'_> {
+    fn answer(&self, whole: Option<&Bytes>, range: Option<Range<u32>>) -> Fetching<'_> {
         let what = "something".to_owned();
         let Some(whole) = whole.cloned() else {
             return Box::pin(async move { Err(FetchError::Missing { what }) });
@@ -181,7 +176,7 @@ impl FakeStore {
             self.under_way_max.fetch_max(now, Ordering::SeqCst);
             tokio::time::sleep(delay).await;
             self.under_way.fetch_sub(1, Ordering::SeqCst);
-            let range = range.unwrap_or(0..whole.len() as u64);
+            let range = range.unwrap_or(0..whole.len() as u32);
             let mut bytes = whole[range.start as usize..range.end as usize].to_vec();
             let (middle, last) = (bytes.len() / 2, bytes.len() - 1);
             match fault {
@@ -191,7 +186,7 @@ impl FakeStore {
                 Fault::Swapped => bytes = whole.iter().rev().copied().cycle().take(bytes.len()).collect(),
                 Fault::Zeros => bytes.fill(0),
                 Fault::Missing => return Err(FetchError::Missing { what }),
-                Fault::Outage => return Err(FetchError::Unreachable { what, why: "it is down".to_owned() }),
+                Fault::Outage => return Err(FetchError::Unreachable { why: format!("{what}: it is down") }),
                 Fault::Silent => std::future::pending().await,
             }
             self.bytes.fetch_add(bytes.len() as u64, Ordering::SeqCst);
@@ -201,7 +196,7 @@ impl FakeStore {
 }
 
 impl PackSource for FakeStore {
-    fn fetch(&self, pack: &PackId, range: Range<u64>) -> Fetching<'_> {
+    fn fetch(&self, pack: &PackId, range: Range<u32>) -> Fetching<'_> {
         self.order.lock().unwrap().push((*pack, range.start));
         self.answer(self.packs.get(pack), Some(range))
     }

@@ -4,9 +4,13 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dsec_fill::client::Client;
+use dsec_fill::config::Config;
+use dsec_fill::engine::Limits;
+use dsec_store::{Lease, Publish, Store, StoreSettings};
 use rustix::fs::{Advice, OFlags, fadvise};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -24,23 +28,29 @@ pub(crate) struct Platform {
 
 impl Platform {
     /// Serves these blobs from a store that is a directory.
-    pub(crate) fn start(made: &[&Made], extra: &str) -> Self {
-        Self::start_with_cache(made, extra, |dir| dir.join("cache"))
-    }
-
-    pub(crate) fn start_with_cache(made: &[&Made], extra: &str, cache: impl Fn(&Path) -> PathBuf) -> Self {
+    pub(crate) fn start(made: &[&Made], change: impl FnOnce(&mut Config)) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        made.iter().for_each(|made| made.write_store(&dir.path().join("store")));
-        let path = |name: &str| dir.path().join(name).display().to_string();
-        let config = format!(
-            "mount = {:?}\nsocket = {:?}\ncache_dir = {:?}\ncache_bytes = 10000000000\n{extra}\n[store]\ndirectory = {:?}\n\
-             [limits]\noutage_ms = 1000\nattempt_ms = 500\n",
-            path("mount"),
-            path("socket"),
-            cache(dir.path()),
-            path("store")
-        );
-        std::fs::write(dir.path().join("fill.toml"), config).unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let store = StoreSettings::new(path("store").display().to_string());
+        block_on(async {
+            let store = Store::create(&store).await.unwrap();
+            let lease = Lease::begin(&store, "test", LIMIT).await.unwrap();
+            let session = Publish::begin(Arc::new(lease)).await.unwrap();
+            for made in made {
+                made.publish(&session).await;
+            }
+        });
+        let mut config = Config {
+            mount: path("mount"),
+            socket: path("socket"),
+            cache_dir: path("cache"),
+            cache_bytes: 10_000_000_000,
+            devices: 4,
+            store,
+            limits: Limits { outage_ms: 1000, attempt_ms: 500, ..Limits::default() },
+        };
+        change(&mut config);
+        std::fs::write(dir.path().join("fill.toml"), toml::to_string(&config).unwrap()).unwrap();
         let client = Client::new(&dir.path().join("socket"), LIMIT);
         let mut platform = Self { dir, client, holder: None };
         platform.hold();
