@@ -112,31 +112,11 @@ fn readers_do_not_notice_that_workers_are_killed() {
                 std::thread::sleep(Duration::from_millis(20));
             }
         });
-        kill_workers(&platform, kills_wanted, &stop);
+        platform.kill_workers(kills_wanted, &stop);
         stop.store(true, Ordering::Relaxed);
     });
     assert!(reads.load(Ordering::Relaxed) > 0);
     println!("{} reads over {kills_wanted} kills", reads.load(Ordering::Relaxed));
-}
-
-/// Kills each worker a moment after it came: from at once to 16 ms later.
-fn kill_workers(platform: &Platform, kills: u64, stop: &AtomicBool) {
-    let (mut random, mut last) = (Random(5), None);
-    let mut seen = Instant::now();
-    for _ in 0..kills {
-        let worker = loop {
-            match platform.worker_pid() {
-                Some(pid) if Some(pid) != last => break pid,
-                _ if stop.load(Ordering::Relaxed) => return,
-                _ => std::thread::sleep(Duration::from_micros(200)),
-            }
-            assert!(seen.elapsed() < Duration::from_secs(20), "no worker comes after {last:?}");
-        };
-        std::thread::sleep(Duration::from_micros(random.below(16_000)));
-        // It may have ended by itself in between, which is then its holder's to notice.
-        kill_process(worker, Signal::KILL).ok();
-        (last, seen) = (Some(worker), Instant::now());
-    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use dsec_fill::client::Client;
@@ -15,7 +16,7 @@ use rustix::fs::{Advice, OFlags, fadvise};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use super::Made;
+use super::{Made, Random};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -83,6 +84,26 @@ impl Platform {
         let holder = self.holder_pid().as_raw_nonzero();
         let children = std::fs::read_to_string(format!("/proc/{holder}/task/{holder}/children")).ok()?;
         Pid::from_raw(children.split_whitespace().next()?.parse().ok()?)
+    }
+
+    /// Kills each worker a moment after it came, from at once to 16 ms later, unless the readers stop.
+    pub(crate) fn kill_workers(&self, kills: u64, stop: &AtomicBool) {
+        let (mut random, mut last) = (Random(5), None);
+        let mut seen = Instant::now();
+        for _ in 0..kills {
+            let worker = loop {
+                match self.worker_pid() {
+                    Some(pid) if Some(pid) != last => break pid,
+                    _ if stop.load(Ordering::Relaxed) => return,
+                    _ => std::thread::sleep(Duration::from_micros(200)),
+                }
+                assert!(seen.elapsed() < LIMIT, "no worker comes after {last:?}");
+            };
+            std::thread::sleep(Duration::from_micros(random.below(16_000)));
+            // It may have ended by itself in between, which is then its holder's to notice.
+            kill_process(worker, Signal::KILL).ok();
+            (last, seen) = (Some(worker), Instant::now());
+        }
     }
 
     /// Ends the holder with a signal and waits for it.
