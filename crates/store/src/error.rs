@@ -1,5 +1,7 @@
 //! What can go wrong with a store.
 
+use std::path::PathBuf;
+
 use dsec_image::layer::ManifestError;
 
 /// Why an operation on the store failed.
@@ -59,6 +61,15 @@ pub enum StoreError {
     LeaseLost {
         /// Which.
         lease: String,
+    },
+    /// An export cannot be written.
+    #[error("the image cannot be written to {}", path.display())]
+    Export {
+        /// Where to.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: std::io::Error,
     },
     /// What was given to publish breaks a rule.
     #[error("it cannot be published")]

@@ -7,6 +7,7 @@ pub(crate) const PACKS: &str = "packs";
 pub(crate) const BLOBS: &str = "blobs";
 pub(crate) const METADATA: &str = "meta";
 pub(crate) const LAYERS: &str = "layers";
+pub(crate) const FILES: &str = "files";
 pub(crate) const NAMES: &str = "names";
 pub(crate) const OCI: &str = "oci";
 pub(crate) const TRACES: &str = "traces";
@@ -29,6 +30,10 @@ pub(crate) fn metadata(id: &MetadataId) -> String {
 
 pub(crate) fn layer(id: &LayerId) -> String {
     format!("{LAYERS}/{id}")
+}
+
+pub(crate) fn files(id: &LayerId) -> String {
+    format!("{FILES}/{id}")
 }
 
 pub(crate) fn trace(id: &BlobId) -> String {

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use dsec_image::build::FileIndex;
 use dsec_image::layer::{LayerId, Manifest};
 use object_store::PutMode;
 use serde::{Deserialize, Serialize};
@@ -109,6 +110,22 @@ impl Lease {
     pub async fn use_layer(&self, layer: &LayerId) -> Result<Manifest, StoreError> {
         self.settle(&key::layer(layer)).await?;
         self.store.manifest(layer).await
+    }
+
+    /// Holds a layer whose content another one that is being made may share, and tells where its files lie. None if that is
+    /// not known, or of nothing that may be relied on: then nothing is shared.
+    ///
+    /// # Errors
+    /// `NotFound` if the layer is gone or about to go.
+    pub async fn use_donor(&self, layer: &LayerId) -> Result<Option<FileIndex>, StoreError> {
+        let manifest = self.use_layer(layer).await?;
+        match self.store.files(layer, &manifest).await {
+            Err(StoreError::Damaged { what, problem }) => {
+                tracing::warn!(object = what, problem, "damaged file index left aside");
+                Ok(None)
+            }
+            other => other,
+        }
     }
 
     /// Lets go of a layer. Whoever uses it several times counts, and calls this at the last.

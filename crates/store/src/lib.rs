@@ -4,6 +4,7 @@
 //! dsec-store.json                          marks the place as a store: a mount that is gone is not an empty store
 //! packs/<aa>/<pack>  blobs/<blob>          content and indexes
 //! meta/<metadata>    layers/<layer>        metadata images and manifests
+//! files/<layer>                            where the content of its files lies, for layers that are made later
 //! names/<kind>/<name>/versions/<version>   written once, never changed
 //! names/<kind>/<name>/tags/<tag>@<number>  the highest number counts: a tag moves by making the next one
 //! oci/<diff id>  traces/<blob>             hints: what was converted already, what is read first
@@ -17,6 +18,7 @@
 pub mod collect;
 mod connect;
 mod error;
+mod export;
 mod key;
 pub mod lease;
 mod mark;

@@ -28,7 +28,7 @@ impl Tier {
     pub(crate) fn prefixes(self) -> &'static [&'static str] {
         match self {
             Self::Layers => &[key::LAYERS],
-            Self::Indexes => &[key::BLOBS, key::METADATA],
+            Self::Indexes => &[key::BLOBS, key::METADATA, key::FILES],
             Self::Packs => &[key::PACKS],
         }
     }
@@ -157,7 +157,7 @@ impl Marks {
         while let Some(read) = reads.try_next().await? {
             let Some((id, manifest)) = read else { continue };
             let mut below: Vec<String> = manifest.blobs.iter().map(|blob| key::blob(&blob.id)).collect();
-            below.push(key::metadata(&manifest.metadata.id));
+            below.extend([key::metadata(&manifest.metadata.id), key::files(&id)]);
             let parents = manifest.parents.iter().map(|parent| parent.layer).collect();
             self.layers.insert(id, Refs { parents, below });
         }

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
+use dsec_image::build::FileIndex;
 use dsec_image::layer::{
     BlobId, BlobIndex, Digest, Label, LayerId, LayerName, Manifest, MetadataId, PACK_SIZE_MAX, PackId,
 };
@@ -13,6 +14,7 @@ use tokio::sync::{Semaphore, mpsc};
 use crate::error::StoreError;
 use crate::key;
 use crate::lease::Lease;
+use crate::read;
 use crate::store::Store;
 
 /// Packs being sent at once, each of up to 32 MiB in memory.
@@ -116,6 +118,16 @@ impl Publish {
         }
         self.ensure(&key::layer(&id), bytes.into()).await?;
         Ok(id)
+    }
+
+    /// Says where the content of a layer's files lies, so that layers made later need not store it again. The layer is
+    /// there already.
+    ///
+    /// # Errors
+    /// `NotFound` if it is not.
+    pub async fn files(&self, layer: &LayerId, files: &FileIndex) -> Result<(), StoreError> {
+        self.lease.use_layer(layer).await?;
+        self.ensure(&key::files(layer), read::seal(&files.encode())).await
     }
 
     /// Gives the layer a version of a name, the last step.

@@ -4,6 +4,8 @@
 use std::ops::Range;
 
 use bytes::Bytes;
+use dsec_image::build::FileIndex;
+use dsec_image::erofs::{BLOCK_SIZE, BlobRef};
 use dsec_image::layer::{BlobId, BlobIndex, Digest, LayerId, Manifest, MetadataId, PackId};
 
 use crate::error::StoreError;
@@ -13,6 +15,7 @@ use crate::store::Store;
 /// Ranges of one pack that lie no further apart than this are fetched as one: what is fetched for nothing takes less time than a
 /// second request.
 pub const COALESCE_GAP: u32 = 128 << 10;
+const DIGEST_SIZE: usize = 32;
 
 impl Store {
     /// A layer's manifest.
@@ -46,6 +49,27 @@ impl Store {
         let bytes = self.get(&key::blob(id), &what).await?;
         check(&what, &bytes, &id.0)?;
         BlobIndex::decode(&bytes).map_err(|error| StoreError::damaged(what, error))
+    }
+
+    /// Where the content of a layer's files lies, as far as it is in blobs that the layer keeps.
+    pub(crate) async fn files(
+        &self,
+        layer: &LayerId,
+        manifest: &Manifest,
+    ) -> Result<Option<FileIndex>, StoreError> {
+        let what = format!("the files of layer {layer}");
+        let bytes = match self.get(&key::files(layer), &what).await {
+            Err(StoreError::NotFound { .. }) => return Ok(None),
+            other => other?,
+        };
+        let files = unseal(&bytes)
+            .and_then(|encoded| FileIndex::decode(encoded).map_err(|error| error.to_string()))
+            .map_err(|problem| StoreError::damaged(what, problem))?;
+        let is_kept = |blob: &BlobRef| {
+            let size = u64::from(blob.blocks) * BLOCK_SIZE;
+            manifest.blobs.iter().any(|kept| kept.id == blob.id && kept.size == size)
+        };
+        Ok(Some(files.within(is_kept)))
     }
 
     /// A range of a pack, all of it, as stored.
@@ -114,6 +138,20 @@ impl Store {
     /// [`StoreError`].
     pub async fn put_trace(&self, blob: &BlobId, trace: Bytes) -> Result<(), StoreError> {
         self.replace(&key::trace(blob), trace).await
+    }
+}
+
+/// Bytes behind their own digest, for what is not named by it.
+pub(crate) fn seal(bytes: &[u8]) -> Bytes {
+    [Digest::of(bytes).as_bytes().as_slice(), bytes].concat().into()
+}
+
+/// The bytes that were sealed.
+fn unseal(sealed: &[u8]) -> Result<&[u8], String> {
+    let (digest, bytes) = sealed.split_at_checked(DIGEST_SIZE).ok_or("it is cut")?;
+    match Digest::of(bytes).as_bytes().as_slice() == digest {
+        true => Ok(bytes),
+        false => Err("its bytes are not what its digest says".to_owned()),
     }
 }
 

@@ -95,7 +95,7 @@ impl Store {
             run.verified.layers += 1;
             let read = self.manifest(&layer).await;
             if let Some(manifest) = run.take(format!("layer {layer}"), read)? {
-                run.layer(&manifest).await?;
+                run.layer(&layer, &manifest).await?;
                 open.extend(manifest.parents.iter().map(|parent| parent.layer));
             }
         }
@@ -135,13 +135,15 @@ impl Verification<'_> {
         Ok(false)
     }
 
-    async fn layer(&mut self, manifest: &Manifest) -> Result<(), StoreError> {
+    async fn layer(&mut self, layer: &LayerId, manifest: &Manifest) -> Result<(), StoreError> {
         let metadata = &manifest.metadata;
         let (key, object) = (key::metadata(&metadata.id), format!("metadata {}", metadata.id));
         if self.seen.insert(key.clone()) && self.has_size(&key, &object, metadata.size).await? {
             let read = self.store.metadata(&metadata.id).await;
             self.take(object, read)?;
         }
+        let files = self.store.files(layer, manifest).await;
+        self.take(format!("the files of layer {layer}"), files)?;
         for blob in &manifest.blobs {
             let (key, object) = (key::blob(&blob.id), format!("the index of blob {}", blob.id));
             if !self.seen.insert(key.clone()) || !self.has_size(&key, &object, blob.index_size).await? {

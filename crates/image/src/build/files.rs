@@ -63,6 +63,14 @@ impl FileIndex {
         Some(FilePlace { blob: self.blobs[entry.blob as usize], start: entry.start })
     }
 
+    /// Without the files in blobs that `kept` says no to.
+    #[must_use]
+    pub fn within(mut self, kept: impl Fn(&BlobRef) -> bool) -> Self {
+        let kept: Vec<bool> = self.blobs.iter().map(kept).collect();
+        self.files.retain(|entry| kept[entry.blob as usize]);
+        self
+    }
+
     /// How many files it knows.
     pub fn len(&self) -> usize {
         self.files.len()
@@ -181,6 +189,14 @@ mod tests {
         assert_eq!((found.blob.id, found.start), (BlobId(Digest::of(b"two")), 0));
         assert_eq!(index.find(&Digest::of(b"b"), 40_961), None);
         assert_eq!(index.find(&Digest::of(b"d"), 1), None);
+    }
+
+    #[test]
+    fn files_in_blobs_that_are_not_kept_are_left_out() {
+        let two = BlobId(Digest::of(b"two"));
+        let index = index().within(|blob| blob.id == two);
+        assert_eq!(index.len(), 1);
+        assert_eq!(index.find(&Digest::of(b"b"), 40_960).unwrap().blob.id, two);
     }
 
     #[test]

@@ -20,6 +20,7 @@ use crate::record::ImageConfig;
 
 use apply::{Applier, Whiteouts};
 use archive::{Archive, Members, looks_like_images, open_source};
+pub(crate) use oci::host_architecture;
 pub(crate) use stream::hex;
 use stream::{Budget, Budgeted, Compression, Digests, FileRange, Hashed, Unpacked};
 use tar::{TarError, read_problem};
@@ -359,16 +360,7 @@ fn unpack_outer(range: FileRange, work: &Path, limits: &ImportLimits) -> Result<
 
 fn root_file_system(source: &Path, range: FileRange) -> Resolved {
     let layer = Layer { name: source.display().to_string(), range, stored: None, diff_id: None };
-    let config = ImageConfig {
-        env: vec!["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".to_owned()],
-        working_dir: None,
-        user: None,
-        entrypoint: Vec::new(),
-        cmd: Vec::new(),
-        labels: std::collections::BTreeMap::new(),
-        architecture: oci::host_architecture().to_owned(),
-    };
-    Resolved { layers: vec![layer], config, whiteouts: Whiteouts::None }
+    Resolved { layers: vec![layer], config: ImageConfig::of_this_host(), whiteouts: Whiteouts::None }
 }
 
 fn images(archive: &Archive, source: &Path) -> Result<Resolved, ImportError> {
