@@ -216,6 +216,7 @@ impl ContainerBackend {
             runs: Mutex::default(),
             files: FileCount::default(),
             gone: false.into(),
+            snapshots: 0.into(),
         };
         Ok((container, std::mem::take(&mut clock.phases)))
     }
@@ -246,6 +247,8 @@ impl ContainerBackend {
         };
         shared.tell_launcher(&ToLauncher::Reserve(vec![anchor.id_base]), &[])?;
         let group = shared.tree.group(&spec.name);
+        // The edge before may have ended while it held this one still.
+        group.thaw();
         let subvolume = shared
             .storage
             .subvolume(&spec.name)
@@ -263,6 +266,7 @@ impl ContainerBackend {
             spool: shared.spool_dir(&spec.name),
             files: FileCount::default(),
             gone: false.into(),
+            snapshots: 0.into(),
         })))
     }
 

@@ -114,6 +114,12 @@ pub trait Instance: Send + Sync + fmt::Debug {
     fn oom_kills(&self) -> u64;
     /// Reports of those kills that were seen since the last call: process name, host pid, resident bytes.
     fn take_oom_reports(&self) -> Vec<OomReport>;
+    /// What it has written until now, as it is at one moment. With `still`, its processes stand still meanwhile, some
+    /// milliseconds, so that no file is between two writes that belong together.
+    ///
+    /// # Errors
+    /// This host cannot make it stand still, or its processes do not; the file system's.
+    fn snapshot(&self, still: bool) -> Result<Snapshot, BackendError>;
     /// SIGKILL to every process of it. Does not wait; see [`Self::exit_fd`].
     fn kill(&self);
     /// Holds the file-count limit, which some file systems cannot: looks, and stops further writes
@@ -125,6 +131,38 @@ pub trait Instance: Send + Sync + fmt::Debug {
     /// # Errors
     /// What could not be removed; the rest is removed all the same.
     fn clean_up(&self) -> Result<(), BackendError>;
+}
+
+/// What a sandbox had written at one moment. Gone when dropped.
+pub struct Snapshot {
+    upper: PathBuf,
+    remove: Option<Box<dyn FnOnce() + Send + Sync>>,
+}
+
+impl Snapshot {
+    /// One whose files are below `upper`, with what removes it.
+    pub fn new(upper: PathBuf, remove: impl FnOnce() + Send + Sync + 'static) -> Self {
+        Self { upper, remove: Some(Box::new(remove)) }
+    }
+
+    /// The upper directory of its overlay. Nothing in it changes; its ids are those inside.
+    pub fn upper(&self) -> &Path {
+        &self.upper
+    }
+}
+
+impl Drop for Snapshot {
+    fn drop(&mut self) {
+        if let Some(remove) = self.remove.take() {
+            remove();
+        }
+    }
+}
+
+impl fmt::Debug for Snapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Snapshot").field("upper", &self.upper).finish_non_exhaustive()
+    }
 }
 
 /// A kill by the kernel because memory was full.

@@ -13,6 +13,7 @@ const READ: u64 = 2;
 
 const SUBVOL_CREATE: libc::c_ulong = ioc(WRITE, 14, 4096);
 const SNAP_DESTROY: libc::c_ulong = ioc(WRITE, 15, 4096);
+const SNAP_CREATE_V2: libc::c_ulong = ioc(WRITE, 23, 4096);
 const INO_LOOKUP: libc::c_ulong = ioc(READ | WRITE, 18, 4096);
 const FS_INFO: libc::c_ulong = ioc(READ, 31, 1024);
 const QUOTA_CTL: libc::c_ulong = ioc(READ | WRITE, 40, 16);
@@ -53,6 +54,35 @@ impl VolumeArgs {
 /// `EEXIST`, `ENOSPC`, or `ENOTTY` when `parent` is not on btrfs.
 pub fn create_subvolume(parent: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     ioctl(parent, SUBVOL_CREATE, &mut VolumeArgs::named(name)?)
+}
+
+/// `struct btrfs_ioctl_vol_args_v2`.
+#[repr(C)]
+struct SnapshotArgs {
+    fd: i64,
+    transaction: u64,
+    flags: u64,
+    unused: [u64; 4],
+    name: [u8; 4040],
+}
+
+/// Makes a read-only snapshot `name`, in the directory `parent`, of the subvolume that `source` is the root of. What was written
+/// to it before is in it, whether on the disk yet or not.
+///
+/// # Errors
+/// `EEXIST`; `ENOSPC`; `EINVAL` when `source` is not the root of a subvolume.
+pub fn snapshot_subvolume(parent: BorrowedFd<'_>, name: &str, source: BorrowedFd<'_>) -> io::Result<()> {
+    const READ_ONLY: u64 = 2;
+    let plain = VolumeArgs::named(name)?;
+    let mut args = SnapshotArgs {
+        fd: source.as_raw_fd().into(),
+        transaction: 0,
+        flags: READ_ONLY,
+        unused: [0; 4],
+        name: [0; 4040],
+    };
+    args.name.copy_from_slice(&plain.name[..4040]);
+    ioctl(parent, SNAP_CREATE_V2, &mut args)
 }
 
 /// Drops a subvolume with all in it. Its space comes back a little later.

@@ -20,6 +20,8 @@ use std::time::Duration;
 
 use rustix::fs::{Gid, Mode, OFlags, Uid, open};
 
+/// Pause between two looks at whether a group stands still; most do at the first.
+const FREEZE_POLL: Duration = Duration::from_micros(200);
 /// Limits of one group.
 #[derive(Debug, Clone, Copy)]
 pub struct GroupLimits {
@@ -369,6 +371,31 @@ impl Group {
             return Vec::new();
         };
         entries.flatten().filter_map(|e| e.file_name().to_str()?.strip_prefix("run-")?.parse().ok()).collect()
+    }
+
+    /// Stops all in the sandbox, the agent too, until [`Self::thaw`]; waits until all stand still, at most `limit`. False: this
+    /// host cannot (it has no version 2), or not in time; then nothing is stopped.
+    pub fn freeze(&self, limit: Duration) -> bool {
+        let Some(whole) = &self.whole else { return false };
+        if write(&whole.join("cgroup.freeze"), "1").is_err() {
+            return false;
+        }
+        let until = std::time::Instant::now() + limit;
+        while field(&whole.join("cgroup.events"), "frozen") != 1 {
+            if std::time::Instant::now() >= until {
+                self.thaw();
+                return false;
+            }
+            std::thread::sleep(FREEZE_POLL);
+        }
+        true
+    }
+
+    /// Lets all go on.
+    pub fn thaw(&self) {
+        if let Some(whole) = &self.whole {
+            let _not_frozen_then = write(&whole.join("cgroup.freeze"), "0");
+        }
     }
 
     /// SIGKILL to all in the sandbox, the agent too, where version 2 can.

@@ -15,10 +15,12 @@ use dsec_sys::{process, procfs};
 use rustix::fs::{Dir, FileType, Mode, OFlags, open, openat};
 
 use super::shared::Shared;
-use crate::{Anchor, BackendError, ExecCgroup, Instance, OomReport, RawUsage};
+use crate::{Anchor, BackendError, ExecCgroup, Instance, OomReport, RawUsage, Snapshot};
 
 /// How long the last process of a killed container may take to go.
 const END_WAIT: Duration = Duration::from_secs(10);
+/// How long a container's processes may take to stand still: those in a slow system call come first out of it.
+const FREEZE_MAX: Duration = Duration::from_secs(2);
 /// Least metadata and data that a file costs on btrfs, bytes: below this many for each allowed file nobody need count.
 const FILE_BYTES_MIN: u64 = 256;
 /// What a layer may still grow by when it has too many files: room to remove some, which needs metadata.
@@ -39,6 +41,8 @@ pub(super) struct Container {
     pub(super) runs: Mutex<Runs>,
     pub(super) files: FileCount,
     pub(super) gone: AtomicBool,
+    /// How many were taken.
+    pub(super) snapshots: AtomicU64,
 }
 
 /// The cgroups of a container's execs. When an exec has ended its group is made anew at once, so that the next one
@@ -188,6 +192,27 @@ impl Instance for Container {
 
     fn take_oom_reports(&self) -> Vec<OomReport> {
         self.shared.oom.take(self.range)
+    }
+
+    fn snapshot(&self, still: bool) -> Result<Snapshot, BackendError> {
+        let what = || format!("take a snapshot of {}", self.name);
+        let number = self.snapshots.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{}.snapshot-{number}", self.name);
+        if still && !self.group.freeze(FREEZE_MAX) {
+            let found = format!("its processes do not stand still within {} s", FREEZE_MAX.as_secs());
+            return Err(BackendError::new(what(), io::Error::other(found)));
+        }
+        let made = self.shared.storage.snapshot(&self.name, &name);
+        if still {
+            self.group.thaw();
+        }
+        made.map_err(|e| BackendError::new(what(), e))?;
+        let (upper, shared) = (self.shared.storage.upper(&name), Arc::clone(&self.shared));
+        Ok(Snapshot::new(upper, move || {
+            if let Err(error) = shared.storage.destroy(&name) {
+                tracing::warn!(name, %error, "a snapshot stays until the next sweep");
+            }
+        }))
     }
 
     fn kill(&self) {

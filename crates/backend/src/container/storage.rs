@@ -114,6 +114,13 @@ impl Storage {
         self.mount_point.join(name).join("upper")
     }
 
+    /// Makes a read-only snapshot of a container's layer, called `snapshot`; [`Self::destroy`] drops it.
+    pub(super) fn snapshot(&self, name: &str, snapshot: &str) -> io::Result<()> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let source = openat(&self.root, name, flags, Mode::empty())?;
+        btrfs::snapshot_subvolume(self.root.as_fd(), snapshot, source.as_fd())
+    }
+
     /// Drops a layer. One that is gone is fine.
     pub(super) fn destroy(&self, name: &str) -> io::Result<()> {
         match btrfs::destroy_subvolume(self.root.as_fd(), name) {
