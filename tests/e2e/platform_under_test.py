@@ -129,22 +129,23 @@ def base_image() -> Path:
 
 
 @cache
-def _images_at_hand() -> tempfile.TemporaryDirectory[str]:
-    """Where the first platform's image store is kept for those after it: an import takes longer than most tests."""
-    return tempfile.TemporaryDirectory(prefix="dsec-e2e-images-")
+def _image_at_hand() -> tempfile.TemporaryDirectory[str]:
+    """Where the first platform's layer store is kept for those after it: an import takes longer than most tests."""
+    return tempfile.TemporaryDirectory(prefix="dsec-e2e-store-")
 
 
 def _with_image(running: Platform) -> None:
     """Starts a platform whose store has the image."""
-    kept, store = Path(_images_at_hand().name) / "images", running.state / "images"
+    kept, store = Path(_image_at_hand().name) / "store", running.state / "store"
     if kept.exists():
         running.state.mkdir(mode=0o700)
-        shutil.copytree(kept, store, copy_function=os.link)
+        # Linked, since nothing in a store is ever written again, but for leases.
+        shutil.copytree(kept, store, copy_function=os.link, ignore=shutil.ignore_patterns("leases"))
         running.up()
     else:
         running.up()
         running.dsec("image", "import", IMAGE, str(base_image()))
-        shutil.copytree(store, kept, copy_function=os.link)
+        shutil.copytree(store, kept, copy_function=os.link, ignore=shutil.ignore_patterns("leases"))
     # The first sandbox mounts the image for all of them; that mount stays until the platform goes down.
     running.dsec("run", IMAGE, "--", "true")
 

@@ -94,6 +94,9 @@ pub(crate) enum Command {
     /// Import, list and remove images
     #[command(subcommand)]
     Image(image::ImageCommand),
+    /// Import, list and remove workspaces, toolkits and other layers
+    #[command(subcommand)]
+    Layer(image::LayerCommand),
     /// Make a sandbox and print its id
     #[command(after_help = create::EXAMPLES)]
     Create(create::CreateArgs),

@@ -105,8 +105,10 @@ fn log(line: &Line<'_>, elapsed_ms: f64) {
 fn is_life_event(method: &Method, route: &str) -> bool {
     match *method {
         Method::POST => matches!(route, "/v1/sandboxes" | "/v1/sandboxes/{id}/stop"),
-        Method::PUT => route == "/v1/images/{name}",
-        Method::DELETE => matches!(route, "/v1/sandboxes/{id}" | "/v1/images/{name}"),
+        Method::PUT => matches!(route, "/v1/images/{name}" | "/v1/layers/{kind}/{name}"),
+        Method::DELETE => {
+            matches!(route, "/v1/sandboxes/{id}" | "/v1/images/{name}" | "/v1/layers/{kind}/{name}")
+        }
         _ => false,
     }
 }

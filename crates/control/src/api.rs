@@ -24,13 +24,15 @@ use crate::app::App;
 pub use call::{Call, SandboxCall};
 
 /// Every template of [`router`]: what metrics and logs call a path by.
-pub const ROUTES: [&str; 31] = [
+pub const ROUTES: [&str; 33] = [
     "/healthz",
     "/metrics",
     "/v1/openapi.json",
     "/v1/nodes",
     "/v1/images",
     "/v1/images/{name}",
+    "/v1/layers/{kind}",
+    "/v1/layers/{kind}/{name}",
     "/v1/sandboxes",
     "/v1/sandboxes/{id}",
     "/v1/sandboxes/{id}/stop",
@@ -67,6 +69,11 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/nodes", get(system::nodes))
         .route("/v1/images", get(images::list))
         .route("/v1/images/{name}", get(images::get).put(images::import).delete(images::remove))
+        .route("/v1/layers/{kind}", get(images::list_layers))
+        .route(
+            "/v1/layers/{kind}/{name}",
+            get(images::get_layer).put(images::import_layer).delete(images::remove_layer),
+        )
         .route("/v1/sandboxes", get(sandboxes::list).post(sandboxes::create))
         .route("/v1/sandboxes/{id}", get(sandboxes::get).delete(sandboxes::remove))
         .route("/v1/sandboxes/{id}/stop", post(sandboxes::stop))

@@ -46,11 +46,7 @@ pub async fn all(node: &Arc<Node>) -> Result<(), ApiError> {
         tracing::info!(found, adopted = keep.len(), "sandboxes of an earlier edge");
     }
     let sweeper = Arc::clone(node);
-    let swept = tokio::task::spawn_blocking(move || {
-        let swept = sweeper.launch.sweep(&keep);
-        sweeper.images.clear_pins();
-        swept
-    });
+    let swept = tokio::task::spawn_blocking(move || sweeper.launch.sweep(&keep));
     for removed in swept.await.map_err(|e| internal("the sweep broke off", &e))? {
         tracing::info!(removed, "leftover swept");
     }
@@ -107,9 +103,10 @@ fn take_over(
     grip: Arc<Grip>,
     guest: Result<Arc<Connection>, String>,
 ) {
+    let ids = stored.sandbox.layers.iter().filter_map(|layer| layer.id.parse().ok()).collect();
     let holds = Holds {
         permit: node.room.readmit(stored.spec.limits.memory_mib),
-        image: node.images.reacquire(&stored.sandbox.image_digest, &handle.id),
+        layers: node.layers.hold(ids, &handle.id),
     };
     node.registry.insert(Arc::clone(&handle));
     actor::spawn(node, handle, mailbox, stored, holds, Origin::Adopted { grip, guest });

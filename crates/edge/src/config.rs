@@ -3,12 +3,17 @@
 use std::path::{Path, PathBuf};
 
 use dsec_model::{Limits, NodeId};
+use dsec_store::StoreSettings;
 use serde::Deserialize;
 
 /// Sandboxes a node takes when nothing is said: above the 3,200 that the field has seen stable.
 const MAX_SANDBOXES_DEFAULT: u64 = 4000;
 /// Most that may be configured: one sandbox takes a range of 65,536 host ids, and 2^32 of them exist.
 const MAX_SANDBOXES_MAX: u64 = 60_000;
+/// Content of layers kept on a node when nothing is said: some hundred working sets, as a run reads a tenth of its image.
+const CACHE_MIB_DEFAULT: u64 = 64 << 10;
+/// Least: what a few images are worked with at a time.
+const CACHE_MIB_MIN: u64 = 256;
 /// Longest path of a Unix socket (`sun_path` has 108 bytes with its NUL).
 const SOCKET_PATH_MAX: usize = 107;
 
@@ -20,9 +25,20 @@ struct File {
     state_dir: PathBuf,
     socket: Option<PathBuf>,
     aether: Option<PathBuf>,
+    fill: Option<PathBuf>,
     max_sandboxes: Option<u64>,
+    store: Option<StoreSettings>,
+    #[serde(default)]
+    cache: Cache,
     #[serde(default)]
     defaults: Defaults,
+}
+
+/// The cache of layers' content on this node.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Cache {
+    size_mib: Option<u64>,
 }
 
 /// Limits of sandboxes whose create leaves them out, in the words of the create request.
@@ -51,8 +67,14 @@ pub struct Config {
     pub socket: PathBuf,
     /// The agent's binary.
     pub aether: PathBuf,
+    /// The fill worker's binary.
+    pub fill: PathBuf,
     /// Most sandboxes at once.
     pub max_sandboxes: u64,
+    /// Where layers are kept. Default: a directory of the state directory.
+    pub store: StoreSettings,
+    /// Bytes that content of layers may take on this node, beside the store.
+    pub cache_bytes: u64,
     /// Limits of a create that says nothing. On a node with fewer cores or less memory or disk they
     /// are lowered to what it has.
     pub defaults: Limits,
@@ -129,11 +151,21 @@ impl Config {
                 "max_sandboxes is {max_sandboxes}; it must be 1 to {MAX_SANDBOXES_MAX}"
             )));
         }
+        let cache_mib = file.cache.size_mib.unwrap_or(CACHE_MIB_DEFAULT);
+        if cache_mib < CACHE_MIB_MIN {
+            return Err(value(format!("cache.size_mib is {cache_mib}; it must be at least {CACHE_MIB_MIN}")));
+        }
+        let store = file.store.unwrap_or_else(|| {
+            StoreSettings::new(file.state_dir.join("store").to_string_lossy().into_owned())
+        });
         let defaults = file.defaults.over(Limits::default()).map_err(value)?;
         Ok(Self {
             node,
             socket,
-            aether: file.aether.unwrap_or_else(beside_this_program),
+            aether: file.aether.unwrap_or_else(|| beside_this_program("dsec-aether")),
+            fill: file.fill.unwrap_or_else(|| beside_this_program("dsec-fill")),
+            store,
+            cache_bytes: cache_mib << 20,
             max_sandboxes,
             defaults,
             state_dir: file.state_dir,
@@ -141,11 +173,11 @@ impl Config {
     }
 }
 
-fn beside_this_program() -> PathBuf {
+fn beside_this_program(name: &str) -> PathBuf {
     std::env::current_exe()
         .ok()
-        .and_then(|exe| exe.parent().map(|dir| dir.join("dsec-aether")))
-        .unwrap_or_else(|| PathBuf::from("/usr/lib/dsec/dsec-aether"))
+        .and_then(|exe| exe.parent().map(|dir| dir.join(name)))
+        .unwrap_or_else(|| Path::new("/usr/lib/dsec").join(name))
 }
 
 impl Defaults {
@@ -208,6 +240,8 @@ mod tests {
             ("node = \"N_1\"\nstate_dir = \"/x\"\n", "N_1"),
             ("node = \"n1\"\nstate_dir = \"x\"\n", "state_dir"),
             ("node = \"n1\"\nstate_dir = \"/x\"\nmax_sandboxes = 0\n", "max_sandboxes"),
+            ("node = \"n1\"\nstate_dir = \"/x\"\n[cache]\nsize_mib = 1\n", "cache.size_mib"),
+            ("node = \"n1\"\nstate_dir = \"/x\"\n[store]\nurl = \"/s\"\nuri = 1\n", "uri"),
             ("node = \"n1\"\nstate_dir = \"/x\"\n[defaults]\ncpu_cores_limit = -1\n", "cpu_cores_limit"),
             ("state_dir = \"/x\"\n", "node"),
         ] {

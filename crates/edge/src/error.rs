@@ -6,10 +6,11 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use dsec_backend::BackendError;
-use dsec_image::{ImageNameError, ImportError, StoreError};
+use dsec_image::{ImageNameError, ImportError};
 use dsec_model::{EndReason, ErrorKind, IdError, LimitsError, SandboxId, State};
 use dsec_proto::guest::{GuestError, GuestErrorKind};
 use dsec_proto::rest::{ApiError, Sandbox};
+use dsec_store::StoreError;
 
 use crate::clock::now_ms;
 use crate::guest::CallError;
@@ -184,7 +185,7 @@ pub fn bad_id(error: &IdError) -> ApiError {
 }
 
 /// A name that no image can have.
-pub fn bad_image_name(error: &ImageNameError) -> ApiError {
+pub fn bad_layer_name(error: &ImageNameError) -> ApiError {
     invalid_field("name", error.to_string())
 }
 
@@ -201,19 +202,34 @@ pub fn import_failed(error: &ImportError, archive: &Path, source: &str) -> ApiEr
     }
 }
 
-/// A failed image store.
-pub fn store_failed(error: &StoreError) -> ApiError {
-    match error.kind() {
-        ErrorKind::ResourceExhausted => no_room_for_image(error),
-        _ => internal("the image store failed", error),
-    }
-}
-
-/// The disk of the image store is full.
+/// The disk that imports are made on is full.
 pub fn no_room_for_image(error: &dyn Error) -> ApiError {
     tracing::warn!(error = chain(error), "no room for an image");
     ApiError::new(ErrorKind::ResourceExhausted, "the node's disk has no room for the image")
         .hint("remove images that are not used: `dsec image ls`, `dsec image rm`")
+}
+
+/// A failed layer store, as a caller is told: what was wanted and what to do, not where the store is.
+pub fn store_failed(error: &StoreError) -> ApiError {
+    let kind = match error {
+        StoreError::NotFound { .. } => ErrorKind::NotFound,
+        StoreError::Unavailable { .. } | StoreError::LeaseLost { .. } => ErrorKind::Unavailable,
+        StoreError::Conflict { .. } | StoreError::InUse { .. } => ErrorKind::Conflict,
+        StoreError::Damaged { .. }
+        | StoreError::Denied { .. }
+        | StoreError::Export { .. }
+        | StoreError::Manifest(_)
+        | StoreError::Settings { .. } => ErrorKind::Internal,
+    };
+    if matches!(kind, ErrorKind::Internal | ErrorKind::Unavailable) {
+        tracing::error!(error = chain(error), "the layer store failed");
+    }
+    let hint = match kind {
+        ErrorKind::Unavailable => "try again; `dsec status` shows the node's store",
+        ErrorKind::Internal => "the node's log has the cause",
+        _ => "",
+    };
+    ApiError::new(kind, error.to_string()).hint(hint)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! control ──HTTP──► server ► api ─┬─► registry ► sandbox::Handle ──mailbox──► sandbox::actor ► launch (backend)
 //!                                 │                 │ Live                      (lifecycle, timers, record, end)
 //!                                 │                 └─► guest::Connection ──frames──► aether
-//!                                 └─► images ► dsec-image
+//!                                 └─► layers ► dsec-image, dsec-store, dsec-fill
 //! ```
 //!
 //! - A sandbox's life is decided by `dsec_model::lifecycle::step` alone; [`sandbox::actor`] executes.
@@ -25,8 +25,8 @@ pub mod error;
 pub mod guest;
 pub mod idempotency;
 pub mod ids;
-pub mod images;
 pub mod launch;
+pub mod layers;
 pub mod lock;
 pub mod maintenance;
 pub mod node;

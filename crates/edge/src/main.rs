@@ -14,6 +14,7 @@ use dsec_backend::NodePaths;
 use dsec_backend::container::ContainerBackend;
 use dsec_edge::config::Config;
 use dsec_edge::launch::Containers;
+use dsec_edge::layers::Filler;
 use dsec_edge::lock::{LockError, StateLock};
 use dsec_edge::node::Node;
 use dsec_edge::server::{Socket, serve};
@@ -108,18 +109,25 @@ fn raise_descriptor_limit() {
     }
 }
 
+/// The content of layers: a holder that runs already, or a new one.
+fn start_content(config: &Config) -> anyhow::Result<Arc<Filler>> {
+    let filler = Filler::start(&config.fill, &config.state_dir, &config.store, config.cache_bytes);
+    Ok(Arc::new(filler.context("the content of layers cannot be served")?))
+}
+
 fn run(config: &Path, ready_fd: Option<i32>) -> anyhow::Result<ExitCode> {
     log_to_stderr("info");
     let config = Config::load(config)?;
     let _lock = StateLock::take(&config.state_dir)?;
     raise_descriptor_limit();
     let backend = start_backend(&config)?;
+    let content = start_content(&config)?;
     let runtime = runtime()?;
     let code = runtime.block_on(async {
         let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
         let mut interrupt = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())?;
         let path = config.socket.clone();
-        let node = Node::start(config, backend).await?;
+        let node = Node::start(config, backend, content).await?;
         let socket =
             Socket::bind(&path).with_context(|| format!("{} cannot be served on", path.display()))?;
         if let Some(fd) = ready_fd {
@@ -173,8 +181,9 @@ fn down(config: &Path) -> anyhow::Result<ExitCode> {
         Err(error) => Err(error.into()),
         Ok(_lock) => {
             let backend = start_backend(&config)?;
+            let content = start_content(&config)?;
             let done = runtime()?.block_on(async {
-                let node = Node::start(config, backend).await?;
+                let node = Node::start(config, backend, content).await?;
                 let mut lines = std::pin::pin!(shutdown::start(node));
                 let mut done = false;
                 while let Some(progress) = lines.next().await {

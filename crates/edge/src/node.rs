@@ -14,8 +14,8 @@ use crate::config::Config;
 use crate::ended::EndedLog;
 use crate::error::internal;
 use crate::idempotency::Keys;
-use crate::images::Images;
 use crate::launch::Launch;
+use crate::layers::{Content, Layers};
 use crate::registry::Registry;
 use crate::sandbox::Handle;
 use crate::{adopt, doctor, maintenance, sockets};
@@ -29,8 +29,8 @@ pub struct Node {
     pub config: Config,
     /// The way to the kernel.
     pub launch: Arc<dyn Launch>,
-    /// Images.
-    pub images: Arc<Images>,
+    /// Layers.
+    pub layers: Arc<Layers>,
     /// Sandboxes.
     pub registry: Registry,
     /// Room for more.
@@ -54,7 +54,11 @@ impl Node {
     ///
     /// # Errors
     /// The state cannot be read.
-    pub async fn start(config: Config, launch: Arc<dyn Launch>) -> Result<Arc<Self>, ApiError> {
+    pub async fn start(
+        config: Config,
+        launch: Arc<dyn Launch>,
+        content: Arc<dyn Content>,
+    ) -> Result<Arc<Self>, ApiError> {
         let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
             .map_err(|e| internal("the boot id cannot be read", &e))?
             .trim()
@@ -63,10 +67,12 @@ impl Node {
             .map_err(|e| internal("the state directory cannot be made", &e))?;
         let (ended, remembered) =
             EndedLog::open(&config.state_dir).map_err(|e| internal("ended.jsonl cannot be read", &e))?;
-        let images = Images::open(&config.state_dir, Arc::clone(&launch))?;
+        let backend = Arc::clone(&launch);
+        let node = config.node.to_string();
+        let layers = Layers::open(&config.state_dir, &node, &config.store, content, backend).await?;
         let node = Arc::new(Self {
             room: Room::new(capacity(&*launch)?, config.max_sandboxes),
-            images,
+            layers,
             registry: Registry::default(),
             ended,
             keys: Arc::default(),

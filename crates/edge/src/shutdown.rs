@@ -76,10 +76,12 @@ async fn run(node: Arc<Node>, lines: mpsc::Sender<Progress>) {
         for removed in taken_down.launch.sweep(&[]) {
             tracing::info!(removed, "leftover swept");
         }
-        taken_down.images.release_all();
         taken_down.launch.shut_down()
     });
-    let last = match down.await {
+    let down = down.await;
+    // After the mounts, which read from it.
+    node.layers.shut_down().await;
+    let last = match down {
         Ok(Ok(())) => Progress::Done,
         Ok(Err(error)) => Progress::Error { message: chain(&error) },
         Err(error) => Progress::Error { message: error.to_string() },

@@ -16,11 +16,11 @@ pub use exec::{
     StdinMode,
 };
 pub use files::{FileEvent, FileEventKind, FileInfo, FileKind, FileList, MakeDirRequest, MoveRequest};
-pub use image::{Image, ImageList, ImportEvent};
+pub use image::{Image, ImageList, ImportEvent, LAYER_BASE};
 pub use node::{Feature, FeatureState, NodeStatus, NodeUsage};
 pub use sandbox::{
-    BACKEND_CONTAINER, CreateSandboxRequest, LaunchPhase, Sandbox, SandboxLimits, SandboxList, StopRequest,
-    Usage,
+    BACKEND_CONTAINER, CreateSandboxRequest, LaunchPhase, Sandbox, SandboxLayer, SandboxLimits, SandboxList,
+    StopRequest, Usage,
 };
 pub use session::{Session, SessionList, SessionRequest};
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use dsec_model::SandboxId;
-use dsec_proto::rest::{CreateSandboxRequest, Sandbox};
+use dsec_proto::rest::{CreateSandboxRequest, LAYER_BASE, Sandbox};
 use futures_util::{StreamExt, stream};
 use indicatif::ProgressBar;
 use serde::Serialize;
@@ -244,7 +244,7 @@ where
 }
 
 async fn only_image(context: &Context) -> Result<String, Failure> {
-    let mut images = context.client.images().await?;
+    let mut images = context.client.layers(LAYER_BASE).await?;
     match (images.pop(), images.is_empty()) {
         (Some(image), true) => Ok(image.name),
         (None, _) => Err(Failure::new("there is no image to make sandboxes from")

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use dsec_model::{ExecId, SandboxId, SessionId};
 use dsec_proto::rest::{
     CreateSandboxRequest, Exec, ExecList, ExecRequest, FileInfo, IDEMPOTENCY_KEY, INLINE_MAX, Image,
-    ImageList, MoveRequest, NodeStatus, PtySize, Sandbox, SandboxList, Session, SessionList, SessionRequest,
-    SignalRequest, StopRequest,
+    ImageList, LAYER_BASE, MoveRequest, NodeStatus, PtySize, Sandbox, SandboxList, Session, SessionList,
+    SessionRequest, SignalRequest, StopRequest,
 };
 use reqwest::{Method, Response, header};
 use serde::Deserialize;
@@ -298,26 +298,27 @@ impl Client {
         self.send(request).await
     }
 
-    /// The images.
-    pub(crate) async fn images(&self) -> Result<Vec<Image>, ClientError> {
-        self.json::<ImageList>(self.request(Method::GET, "/images")).await.map(|list| list.images)
+    /// The layers of a kind.
+    pub(crate) async fn layers(&self, kind: &str) -> Result<Vec<Image>, ClientError> {
+        self.json::<ImageList>(self.request(Method::GET, &layers_path(kind))).await.map(|list| list.images)
     }
 
-    /// One image.
-    pub(crate) async fn image(&self, name: &str) -> Result<Image, ClientError> {
-        self.json(self.request(Method::GET, &format!("/images/{}", segment(name)))).await
+    /// One layer.
+    pub(crate) async fn layer(&self, kind: &str, name: &str) -> Result<Image, ClientError> {
+        self.json(self.request(Method::GET, &format!("{}/{}", layers_path(kind), segment(name)))).await
     }
 
-    /// Takes an image in; the answer's body is one `ImportEvent` a line.
+    /// Takes a layer in; the answer's body is one `ImportEvent` a line.
     pub(crate) async fn import(
         &self,
+        kind: &str,
         name: &str,
         source: &str,
         body: reqwest::Body,
         length: Option<u64>,
     ) -> Result<Response, ClientError> {
         let mut request = self
-            .request(Method::PUT, &format!("/images/{}", segment(name)))
+            .request(Method::PUT, &format!("{}/{}", layers_path(kind), segment(name)))
             .query(&[("source", source)])
             .body(body);
         if let Some(length) = length {
@@ -326,10 +327,15 @@ impl Client {
         self.send(request).await
     }
 
-    /// Removes an image.
-    pub(crate) async fn remove_image(&self, name: &str) -> Result<(), ClientError> {
-        self.done(self.request(Method::DELETE, &format!("/images/{}", segment(name)))).await
+    /// Removes a layer's name.
+    pub(crate) async fn remove_layer(&self, kind: &str, name: &str) -> Result<(), ClientError> {
+        self.done(self.request(Method::DELETE, &format!("{}/{}", layers_path(kind), segment(name)))).await
     }
+}
+
+/// Where the layers of a kind are.
+fn layers_path(kind: &str) -> String {
+    if kind == LAYER_BASE { "/images".to_owned() } else { format!("/layers/{kind}") }
 }
 
 /// Which of the two ways bytes go in or out.

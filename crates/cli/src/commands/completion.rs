@@ -1,6 +1,7 @@
 //! `dsec completion`: the script of a shell. The script asks this program, so that ids of sandboxes
 //! are completed as well.
 
+use dsec_proto::rest::LAYER_BASE;
 use std::ffi::OsStr;
 use std::time::Duration;
 
@@ -65,7 +66,9 @@ pub(crate) fn sandbox_ids() -> Vec<CompletionCandidate> {
 
 /// Names of the images, for the shell.
 pub(crate) fn image_names() -> Vec<CompletionCandidate> {
-    asked(async |client| Some(client.images().await.ok()?.into_iter().map(|image| image.name).collect()))
+    asked(async |client| {
+        Some(client.layers(LAYER_BASE).await.ok()?.into_iter().map(|image| image.name).collect())
+    })
 }
 
 /// Sides of a copy, for the shell: paths here, and sandboxes with the colon after their ids.

@@ -31,6 +31,12 @@ pub(crate) struct CreateArgs {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Sandbox")]
 pub(crate) struct SandboxOptions {
+    /// A workspace, as a layer over the image: NAME, NAME:TAG or NAME@VERSION
+    #[arg(long, value_name = "NAME")]
+    pub(crate) workspace: Option<String>,
+    /// A toolkit over both. May be repeated, each over the one before it
+    #[arg(long, value_name = "NAME")]
+    pub(crate) toolkit: Vec<String>,
     /// Memory, as in 512m or 2g
     #[arg(long, short = 'm', value_name = "SIZE", value_parser = parse::size_mib)]
     pub(crate) memory: Option<u64>,
@@ -91,6 +97,8 @@ impl SandboxOptions {
         CreateSandboxRequest {
             backend: if self.backend.is_empty() { BACKEND_CONTAINER.to_owned() } else { self.backend },
             container_image: image,
+            workspace: self.workspace,
+            toolkits: self.toolkit,
             memory_limit_mb: self.memory,
             cpu_cores_limit: self.cpus,
             cpu_weight: self.cpu_weight,

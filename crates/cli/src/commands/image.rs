@@ -1,12 +1,12 @@
-//! `dsec image`: what sandboxes start from.
+//! `dsec image` and `dsec layer`: what sandboxes are made of.
 
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use clap_complete::engine::ArgValueCandidates;
-use dsec_proto::rest::{Image, ImportEvent};
+use dsec_proto::rest::{Image, ImportEvent, LAYER_BASE};
 use indicatif::ProgressBar;
 
 use super::archive::{Owner, body, pieces_of, tar_of};
@@ -49,7 +49,69 @@ pub(crate) enum ImageCommand {
     },
 }
 
-/// `dsec image import`.
+/// What a layer is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LayerKind {
+    /// A root file system: an image
+    Base,
+    /// A repository and what it needs, over an image
+    Workspace,
+    /// Tools, over both
+    Toolkit,
+    /// What a sandbox wrote
+    Snapshot,
+}
+
+impl LayerKind {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Base => LAYER_BASE,
+            Self::Workspace => "workspace",
+            Self::Toolkit => "toolkit",
+            Self::Snapshot => "snapshot",
+        }
+    }
+}
+
+/// `dsec layer`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum LayerCommand {
+    /// Take a layer in
+    #[command(
+        after_help = "Examples:\n  dsec layer import workspace click click.tar\n  dsec layer import toolkit tools:2 tools/"
+    )]
+    Import {
+        /// What it is for
+        kind: LayerKind,
+        #[command(flatten)]
+        import: ImportArgs,
+    },
+    /// List the layers of a kind
+    #[command(after_help = "Examples:\n  dsec layer ls workspace\n  dsec layer ls toolkit --json")]
+    Ls {
+        /// What they are for
+        kind: LayerKind,
+    },
+    /// Remove layers
+    #[command(after_help = "Examples:\n  dsec layer rm toolkit tools:1")]
+    Rm {
+        /// What they are for
+        kind: LayerKind,
+        /// Their names
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+    /// Show all that is known of a layer, as JSON
+    #[command(after_help = "Examples:\n  dsec layer inspect workspace click")]
+    Inspect {
+        /// What it is for
+        kind: LayerKind,
+        /// Its name, with a tag or a version
+        name: String,
+    },
+}
+
+/// `dsec image import` and `dsec layer import`.
 #[derive(Debug, Args)]
 pub(crate) struct ImportArgs {
     /// Name to give it
@@ -64,18 +126,30 @@ pub(crate) struct ImportArgs {
 /// Runs one of the commands.
 pub(crate) async fn image(context: &Context, command: ImageCommand) -> Outcome {
     match command {
-        ImageCommand::Import(args) => import(context, &args).await,
-        ImageCommand::Ls => list(context).await,
-        ImageCommand::Rm { names } => remove(context, &names).await,
-        ImageCommand::Inspect { name } => {
-            render::json(&context.client.image(&name).await?)?;
-            Ok(0)
-        }
+        ImageCommand::Import(args) => import(context, LAYER_BASE, &args).await,
+        ImageCommand::Ls => list(context, LAYER_BASE).await,
+        ImageCommand::Rm { names } => remove(context, LAYER_BASE, &names).await,
+        ImageCommand::Inspect { name } => inspect(context, LAYER_BASE, &name).await,
     }
 }
 
-async fn list(context: &Context) -> Outcome {
-    let images = context.client.images().await?;
+/// Runs one of `dsec layer`.
+pub(crate) async fn layer(context: &Context, command: LayerCommand) -> Outcome {
+    match command {
+        LayerCommand::Import { kind, import: args } => import(context, kind.word(), &args).await,
+        LayerCommand::Ls { kind } => list(context, kind.word()).await,
+        LayerCommand::Rm { kind, names } => remove(context, kind.word(), &names).await,
+        LayerCommand::Inspect { kind, name } => inspect(context, kind.word(), &name).await,
+    }
+}
+
+async fn inspect(context: &Context, kind: &str, name: &str) -> Outcome {
+    render::json(&context.client.layer(kind, name).await?)?;
+    Ok(0)
+}
+
+async fn list(context: &Context, kind: &str) -> Outcome {
+    let images = context.client.layers(kind).await?;
     if context.global.json {
         render::json(&images)?;
         return Ok(0);
@@ -101,11 +175,11 @@ fn short_digest(digest: &str) -> String {
     digest.rsplit(':').next().unwrap_or_default().chars().take(12).collect()
 }
 
-async fn remove(context: &Context, names: &[String]) -> Outcome {
+async fn remove(context: &Context, kind: &str, names: &[String]) -> Outcome {
     let mut code = 0;
     let mut removed = Vec::new();
     for name in names {
-        match context.client.remove_image(name).await {
+        match context.client.remove_layer(kind, name).await {
             Ok(()) => removed.push(name),
             Err(error) => {
                 render::failure(&error.into(), context.global.json);
@@ -121,12 +195,12 @@ async fn remove(context: &Context, names: &[String]) -> Outcome {
     Ok(code)
 }
 
-async fn import(context: &Context, args: &ImportArgs) -> Outcome {
+async fn import(context: &Context, kind: &str, args: &ImportArgs) -> Outcome {
     let quiet = args.quiet || context.global.json;
     let upload = open(&args.source, quiet)?;
     let (bar, source) = (upload.bar.clone(), args.source.display().to_string());
     let source = if source == "-" { "standard input".to_owned() } else { source };
-    let response = context.client.import(&args.name, &source, upload.body, upload.length).await;
+    let response = context.client.import(kind, &args.name, &source, upload.body, upload.length).await;
     let response = response.inspect_err(|_| bar.finish_and_clear())?;
     let image = intake(context, response, &bar, quiet).await?;
     if context.global.json {
@@ -165,7 +239,7 @@ async fn intake(
                     bar.set_message(format!("taking in: {files} files, {}", render::bytes(bytes)));
                 }
             }
-            Ok(ImportEvent::Done { image }) => return Ok(image),
+            Ok(ImportEvent::Done { image }) => return Ok(*image),
             Ok(ImportEvent::Error { error }) => return Err(Failure::new(error.message).hint(error.hint)),
             // An event of a newer server.
             Err(_) => {}

@@ -66,6 +66,42 @@ pub async fn remove(call: Call) -> Reply {
     on_the_only_node(call).await
 }
 
+/// Lists the layers of a kind, by name.
+#[utoipa::path(get, path = "/v1/layers/{kind}", operation_id = "list_layers", tag = "images",
+    params(("kind" = String, Path, description = "`base`, `workspace`, `toolkit` or `snapshot`.")),
+    responses((status = 200, description = "The layers.", body = ImageList)))]
+pub async fn list_layers(call: Call) -> Reply {
+    on_the_only_node(call).await
+}
+
+/// One layer.
+#[utoipa::path(get, path = "/v1/layers/{kind}/{name}", operation_id = "get_layer", tag = "images",
+    params(("kind" = String, Path, description = "Its kind."),
+        ("name" = String, Path, description = "`name`, `name:tag` or `name@version`, percent-encoded.")),
+    responses((status = 200, description = "The layer.", body = Image)))]
+pub async fn get_layer(call: Call) -> Reply {
+    on_the_only_node(call).await
+}
+
+/// Imports a layer: as an image is, to lie over one.
+#[utoipa::path(put, path = "/v1/layers/{kind}/{name}", operation_id = "import_layer", tag = "images",
+    params(("kind" = String, Path, description = "Its kind."),
+        ("name" = String, Path, description = "`name`, `name:tag` or `name@version`, percent-encoded."), ImportQuery),
+    request_body(content = Vec<u8>, content_type = "application/octet-stream"),
+    responses((status = 200, description = "How it goes, a line each.", body = ImportEvent, content_type = "application/x-ndjson")))]
+pub async fn import_layer(call: Call) -> Reply {
+    on_the_only_node(call).await
+}
+
+/// Removes a layer's name; refused while sandboxes use it.
+#[utoipa::path(delete, path = "/v1/layers/{kind}/{name}", operation_id = "remove_layer", tag = "images",
+    params(("kind" = String, Path, description = "Its kind."),
+        ("name" = String, Path, description = "Its name, percent-encoded.")),
+    responses((status = 204, description = "Removed.")))]
+pub async fn remove_layer(call: Call) -> Reply {
+    on_the_only_node(call).await
+}
+
 async fn on_the_only_node(call: Call) -> Reply {
     let Some(node) = call.app.nodes.only() else {
         return Err(Failure::new(

@@ -13,6 +13,7 @@ fn sandbox(node: &str, number: usize, created_ms: u64) -> Sandbox {
         reason: None,
         backend: "container".to_owned(),
         image: "debian".to_owned(),
+        layers: Vec::new(),
         image_digest: String::new(),
         node: node.to_owned(),
         limits: SandboxLimits::from(&Limits::default()),

@@ -1,4 +1,4 @@
-//! Images.
+//! Images, and layers of every other kind.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::StatusCode;
 use bytes::Bytes;
-use dsec_image::ImageName;
+use dsec_image::layer::{LayerKind, LayerRef};
 use dsec_model::ErrorKind;
 use dsec_proto::rest::{ApiError, ImageList, ImportEvent};
 use http_body_util::BodyExt;
@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use super::{Answer, Params, PathOf, Shared, json, ndjson};
 use crate::error::{internal, invalid, no_room_for_image};
 use crate::ids;
-use crate::images::{UPLOAD, parse_name};
+use crate::layers::{Import, UPLOAD, parse_name};
 use crate::node::Node;
 
 /// Disk that an upload leaves free, bytes: sandboxes write while it runs.
@@ -34,17 +34,43 @@ const LINES: usize = 16;
 const SOURCE_MAX: usize = 1024;
 
 pub(super) async fn list(State(node): Shared) -> Answer {
-    Ok(json(StatusCode::OK, &ImageList { images: node.images.list() }))
+    list_kind(&node, LayerKind::Base).await
+}
+
+pub(super) async fn list_layers(State(node): Shared, PathOf(kind): PathOf<String>) -> Answer {
+    list_kind(&node, parse_kind(&kind)?).await
+}
+
+async fn list_kind(node: &Node, kind: LayerKind) -> Answer {
+    Ok(json(StatusCode::OK, &ImageList { images: node.layers.list(kind).await? }))
 }
 
 pub(super) async fn get(State(node): Shared, PathOf(name): PathOf<String>) -> Answer {
-    Ok(json(StatusCode::OK, &node.images.get(&name)?))
+    Ok(json(StatusCode::OK, &node.layers.get(LayerKind::Base, &name).await?))
+}
+
+pub(super) async fn get_layer(State(node): Shared, PathOf((kind, name)): PathOf<(String, String)>) -> Answer {
+    Ok(json(StatusCode::OK, &node.layers.get(parse_kind(&kind)?, &name).await?))
 }
 
 pub(super) async fn remove(State(node): Shared, PathOf(name): PathOf<String>) -> Answer<StatusCode> {
-    let removed = tokio::task::spawn_blocking(move || node.images.remove(&name));
-    removed.await.map_err(|e| internal("removing the image broke off", &e))??;
+    node.layers.remove(LayerKind::Base, &name).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+pub(super) async fn remove_layer(
+    State(node): Shared,
+    PathOf((kind, name)): PathOf<(String, String)>,
+) -> Answer<StatusCode> {
+    node.layers.remove(parse_kind(&kind)?, &name).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+fn parse_kind(kind: &str) -> Result<LayerKind, ApiError> {
+    LayerKind::ALL.into_iter().find(|known| known.as_str() == kind).ok_or_else(|| {
+        let kinds = LayerKind::ALL.map(LayerKind::as_str).join(", ");
+        invalid(format!("{kind:?} is no kind of layer; there are: {kinds}"))
+    })
 }
 
 #[derive(Deserialize)]
@@ -56,6 +82,8 @@ pub(super) struct ImportParams {
 /// An upload on disk, removed when dropped.
 struct Upload {
     path: PathBuf,
+    /// BLAKE3 of it.
+    digest: String,
 }
 
 impl Drop for Upload {
@@ -70,7 +98,26 @@ pub(super) async fn import(
     Params(params): Params<ImportParams>,
     body: Body,
 ) -> Answer {
-    let name = parse_name(&name)?;
+    import_kind(node, LayerKind::Base, &name, params, body).await
+}
+
+pub(super) async fn import_layer(
+    State(node): Shared,
+    PathOf((kind, name)): PathOf<(String, String)>,
+    Params(params): Params<ImportParams>,
+    body: Body,
+) -> Answer {
+    import_kind(node, parse_kind(&kind)?, &name, params, body).await
+}
+
+async fn import_kind(
+    node: Arc<Node>,
+    kind: LayerKind,
+    name: &str,
+    params: ImportParams,
+    body: Body,
+) -> Answer {
+    let name = parse_name(name)?;
     let source = params.source.unwrap_or_else(|| UPLOAD.to_owned());
     if source.len() > SOURCE_MAX {
         return Err(invalid(format!("source has {} bytes; {SOURCE_MAX} is the most", source.len())).into());
@@ -81,7 +128,7 @@ pub(super) async fn import(
     let upload = receive(&node, body).await?;
     let (lines, receiver) = mpsc::channel(LINES);
     // From here it goes to its end, with or without its caller.
-    tokio::task::spawn_blocking(move || run(&node, &name, &upload, &source, &lines));
+    tokio::task::spawn_blocking(move || run(&node, kind, name, &upload, source, &lines));
     let body = futures_util::stream::unfold(receiver, |mut receiver| async move {
         let event: ImportEvent = receiver.recv().await?;
         let mut line = serde_json::to_vec(&event).unwrap_or_default();
@@ -93,8 +140,9 @@ pub(super) async fn import(
 
 /// Takes the archive in, for as long as the disk has room.
 async fn receive(node: &Node, mut body: Body) -> Result<Upload, ApiError> {
-    let dir = node.images.uploads();
-    let upload = Upload { path: dir.join(ids::request()) };
+    let dir = node.layers.uploads();
+    let mut upload = Upload { path: dir.join(ids::request()), digest: String::new() };
+    let mut hash = blake3::Hasher::new();
     let failed = |e: std::io::Error| match e.kind() {
         std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => no_room_for_image(&e),
         _ => internal("the upload cannot be kept", &e),
@@ -114,16 +162,26 @@ async fn receive(node: &Node, mut body: Body) -> Result<Upload, ApiError> {
                 return Err(no_room_for_image(&std::io::Error::from(std::io::ErrorKind::StorageFull)));
             }
         }
+        hash.update(&bytes);
         file.write_all(&bytes).await.map_err(failed)?;
     }
     file.flush().await.map_err(failed)?;
     if total == 0 {
         return Err(invalid("the body is empty; send the image's archive"));
     }
+    upload.digest = format!("blake3:{}", hash.finalize().to_hex());
     Ok(upload)
 }
 
-fn run(node: &Arc<Node>, name: &ImageName, upload: &Upload, source: &str, lines: &mpsc::Sender<ImportEvent>) {
+fn run(
+    node: &Arc<Node>,
+    kind: LayerKind,
+    name: LayerRef,
+    upload: &Upload,
+    source: String,
+    lines: &mpsc::Sender<ImportEvent>,
+) {
+    let asked = Import { kind, name, archive: &upload.path, digest: upload.digest.clone(), source };
     let mut last = Instant::now();
     let mut progress = |now: dsec_image::ImportProgress| {
         if last.elapsed() >= PROGRESS_EVERY {
@@ -131,14 +189,13 @@ fn run(node: &Arc<Node>, name: &ImageName, upload: &Upload, source: &str, lines:
             let _ = lines.try_send(ImportEvent::Progress { files: now.files, bytes: now.source_bytes });
         }
     };
-    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        node.images.import(name, &upload.path, source, &mut progress)
-    }));
+    let result =
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| node.layers.import(&asked, &mut progress)));
     let event = match result {
-        Ok(Ok(image)) => ImportEvent::Done { image },
+        Ok(Ok(image)) => ImportEvent::Done { image: Box::new(image) },
         Ok(Err(error)) => ImportEvent::Error { error: *error.0 },
         Err(_) => {
-            tracing::error!(image = %name, "an import panicked");
+            tracing::error!(image = %asked.name, "an import panicked");
             let error = ApiError::new(ErrorKind::Internal, "the import met a defect in the edge");
             ImportEvent::Error { error: *error.0 }
         }

@@ -71,6 +71,11 @@ pub fn router(node: Arc<Node>) -> Router {
         .nest("/v1/sandboxes/{id}", sandbox)
         .route("/v1/images", get(images::list))
         .route("/v1/images/{name}", get(images::get).put(images::import).delete(images::remove))
+        .route("/v1/layers/{kind}", get(images::list_layers))
+        .route(
+            "/v1/layers/{kind}/{name}",
+            get(images::get_layer).put(images::import_layer).delete(images::remove_layer),
+        )
         .route("/v1/nodes", get(nodes::list))
         .route("/healthz", get(nodes::health))
         .route("/internal/shutdown", post(nodes::shutdown))

@@ -30,7 +30,7 @@ use crate::ended::Ended;
 use crate::error::chain;
 use crate::guest::Connection;
 use crate::guest::codec::watched;
-use crate::images::ImageUse;
+use crate::layers::LayerUse;
 use crate::node::Node;
 
 /// After SIGTERM: how often to look whether all processes are gone, so that grace is not waited for
@@ -73,8 +73,8 @@ pub enum Origin {
 pub struct Holds {
     /// Its room.
     pub permit: Permit,
-    /// Its image.
-    pub image: ImageUse,
+    /// Its layers.
+    pub layers: LayerUse,
 }
 
 /// The owner of one sandbox.

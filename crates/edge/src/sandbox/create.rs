@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dsec_backend::container::Layer;
 use dsec_model::{ErrorKind, Limits, SandboxId, State};
 use dsec_proto::guest::{Check, Request};
 use dsec_proto::rest::{
@@ -20,6 +19,7 @@ use crate::error::{internal, launch_failed};
 use crate::guest::{Connection, ExecTable};
 use crate::idempotency::{self, Claim, FirstExec, Made, StoredKey};
 use crate::ids;
+use crate::layers::Composed;
 use crate::node::Node;
 
 /// What a create came to.
@@ -134,7 +134,7 @@ async fn fresh(
         run::check(exec)?;
     }
     let id = ids::sandbox(&node.config.node)?;
-    let (stored, holds) = prepare(node, &id, &request, limits, key)?;
+    let (stored, holds) = prepare(node, &id, &request, limits, key).await?;
     let (handle, mailbox) = Handle::new(stored.sandbox.clone());
     if !node.registry.insert(Arc::clone(&handle)) {
         return Err(ApiError::new(ErrorKind::Internal, "an id was drawn twice").hint("try again"));
@@ -162,19 +162,19 @@ async fn fresh(
     }
 }
 
-/// Takes the image and the room, and writes down in memory what is to be launched.
-fn prepare(
+/// Takes the layers and the room, and writes down in memory what is to be launched.
+async fn prepare(
     node: &Arc<Node>,
     id: &SandboxId,
     request: &CreateSandboxRequest,
     limits: Limits,
     key: Option<StoredKey>,
 ) -> Result<(Stored, Holds), ApiError> {
-    let (image, path, image_use) = node.images.acquire(&request.container_image, id)?;
-    let env = plan::environment(&image, request)?;
-    let user = request.init_user.clone().or_else(|| image.config.user.clone().filter(|u| !u.is_empty()));
+    let Composed { layers, shown, config, held } = node.layers.compose(request, id).await?;
+    let env = plan::environment(&config, request)?;
+    let user = request.init_user.clone().or_else(|| config.user.clone().filter(|u| !u.is_empty()));
     let user = user.unwrap_or_else(|| "root".to_owned());
-    let cwd = request.cwd.clone().or_else(|| image.config.working_dir.clone().filter(|d| !d.is_empty()));
+    let cwd = request.cwd.clone().or_else(|| config.working_dir.clone().filter(|d| !d.is_empty()));
     let permit = node.room.admit(limits.memory_mib, &*node.launch)?;
     let now = now_ms();
     let sandbox = Sandbox {
@@ -183,7 +183,8 @@ fn prepare(
         reason: None,
         backend: request.backend.clone(),
         image: request.container_image.clone(),
-        image_digest: image.digest.clone(),
+        image_digest: shown.first().map(|layer| layer.id.clone()).unwrap_or_default(),
+        layers: shown,
         node: node.config.node.to_string(),
         limits: SandboxLimits::from(&limits),
         init_user: user.clone(),
@@ -198,7 +199,7 @@ fn prepare(
         first_exec: None,
     };
     let spec = StoredSpec {
-        layers: vec![Layer { image: path, devices: Vec::new() }],
+        layers,
         limits,
         env,
         cwd: cwd.unwrap_or_else(|| "/".to_owned()),
@@ -207,7 +208,7 @@ fn prepare(
         allow_setuid: request.allow_setuid,
     };
     let stored = Stored { sandbox, spec, anchor: None, boot_id: node.boot_id.clone(), key };
-    Ok((stored, Holds { permit, image: image_use }))
+    Ok((stored, Holds { permit, layers: held }))
 }
 
 /// The launch itself: record, backend, hello, checks. It never leaves something running that is not in

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use dsec_image::ImageRecord;
+use dsec_image::ImageConfig;
 use dsec_model::{Capacity, ErrorKind, Limits};
 use dsec_proto::rest::{ApiError, BACKEND_CONTAINER, CreateSandboxRequest};
 
@@ -183,9 +183,8 @@ fn limits(request: &CreateSandboxRequest, defaults: &Limits, node: &Capacity) ->
 ///
 /// # Errors
 /// Together they are larger than a command's environment can be.
-pub fn environment(image: &ImageRecord, request: &CreateSandboxRequest) -> Result<Vec<String>, ApiError> {
-    let mut env: BTreeMap<&str, &str> =
-        image.config.env.iter().filter_map(|line| line.split_once('=')).collect();
+pub fn environment(config: &ImageConfig, request: &CreateSandboxRequest) -> Result<Vec<String>, ApiError> {
+    let mut env: BTreeMap<&str, &str> = config.env.iter().filter_map(|line| line.split_once('=')).collect();
     env.extend(request.env.iter().map(|(key, value)| (key.as_str(), value.as_str())));
     let env: Vec<String> = env.iter().map(|(key, value)| format!("{key}={value}")).collect();
     let bytes: usize = env.iter().map(|line| line.len() + 1).sum();

@@ -3,20 +3,32 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// An imported image.
+/// The kind of a layer that is an image.
+pub const LAYER_BASE: &str = "base";
+
+/// A layer by name: an image, a workspace, a toolkit or a snapshot.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Image {
-    /// Its name.
+    /// Its name, with the tag unless that is `latest`, or with the version.
     pub name: String,
-    /// Digest of its EROFS form.
+    /// `base` (an image), `workspace`, `toolkit` or `snapshot`.
+    #[serde(default)]
+    pub kind: String,
+    /// The layer's id.
     pub digest: String,
-    /// Bytes on disk.
+    /// Bytes in the store: metadata, and content as it is compressed there.
     pub size_bytes: u64,
     /// Bytes of file content.
     pub content_bytes: u64,
     /// Files, directories and links.
     pub files: u64,
-    /// When it was imported, Unix ms.
+    /// Ids of the blobs with its content.
+    #[serde(default)]
+    pub blobs: Vec<String>,
+    /// Ids of the layers it was made over or of.
+    #[serde(default)]
+    pub parents: Vec<String>,
+    /// Time of the newest thing in it, Unix ms: the same content is the same layer whenever it is imported.
     pub created_ms: u64,
     /// What it was made from, as given.
     pub source: String,
@@ -56,7 +68,7 @@ pub enum ImportEvent {
     /// It is there.
     Done {
         /// The image.
-        image: Image,
+        image: Box<Image>,
     },
     /// It failed and left nothing behind.
     Error {

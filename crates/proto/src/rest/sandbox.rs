@@ -26,6 +26,13 @@ pub struct CreateSandboxRequest {
     /// Name of an imported image.
     #[schema(example = "debian")]
     pub container_image: String,
+    /// Layer over the image: a workspace, or the snapshot of a sandbox, as `name`, `name:tag` or `name@version`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "click")]
+    pub workspace: Option<String>,
+    /// Toolkits over both, each over the one before it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub toolkits: Vec<String>,
     /// Memory, MiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_limit_mb: Option<u64>,
@@ -81,6 +88,17 @@ pub struct CreateSandboxRequest {
     /// A command to run as soon as the sandbox runs; its result is in the reply's `first_exec`, which saves a round trip.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exec: Option<ExecRequest>,
+}
+
+/// One read-only layer of a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SandboxLayer {
+    /// `base`, `workspace`, `toolkit` or `snapshot`.
+    pub kind: String,
+    /// As it was asked for.
+    pub name: String,
+    /// The layer's id, which does not change when the name moves.
+    pub id: String,
 }
 
 /// The limits in force, as the record shows them.
@@ -169,8 +187,11 @@ pub struct Sandbox {
     pub backend: String,
     /// The image's name as it was asked for.
     pub image: String,
-    /// Digest of the image it runs, which does not change when the name moves.
+    /// Id of the image's layer, which does not change when the name moves.
     pub image_digest: String,
+    /// All its read-only layers, the lowest first: the image's, then the workspace and the toolkits.
+    #[serde(default)]
+    pub layers: Vec<SandboxLayer>,
     /// The node that runs it.
     pub node: String,
     /// The limits in force.

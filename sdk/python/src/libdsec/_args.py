@@ -83,6 +83,10 @@ class DSecContainerRunArgs:
 
     #: Name of an imported image.
     container_image: str
+    #: A workspace, as a layer over the image: `name`, `name:tag` or `name@version`.
+    workspace: str | None = None
+    #: Toolkits over both, each over the one before it.
+    toolkits: Sequence[str] = ()
     #: Memory, MiB.
     memory_limit_mb: int | None = None
     #: Cores; fractions are allowed.
@@ -129,6 +133,8 @@ class DSecContainerRunArgs:
         return set_only(
             backend="container",
             container_image=self.container_image,
+            workspace=self.workspace,
+            toolkits=list(self.toolkits) or None,
             memory_limit_mb=self.memory_limit_mb,
             cpu_cores_limit=self.cpu_cores_limit,
             cpu_weight=self.cpu_weight,

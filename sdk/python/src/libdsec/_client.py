@@ -79,6 +79,9 @@ class DSecClient:
         self._command_timeout = command_timeout
         self._stop_timeout = stop_timeout
         self._images = Images(self._transport)
+        self._workspaces = Images(self._transport, "/v1/layers/workspace")
+        self._toolkits = Images(self._transport, "/v1/layers/toolkit")
+        self._snapshots = Images(self._transport, "/v1/layers/snapshot")
         # Sandboxes to stop at the close.
         self._owned: dict[str, Sandbox] = {}
         # Clean-ups of creates that nobody waits for any more.
@@ -106,6 +109,21 @@ class DSecClient:
     def images(self) -> Images:
         """The platform's images."""
         return self._images
+
+    @property
+    def workspaces(self) -> Images:
+        """Workspaces: layers over an image."""
+        return self._workspaces
+
+    @property
+    def toolkits(self) -> Images:
+        """Toolkits: layers over image and workspace."""
+        return self._toolkits
+
+    @property
+    def snapshots(self) -> Images:
+        """What sandboxes wrote, as layers."""
+        return self._snapshots
 
     # Life
 

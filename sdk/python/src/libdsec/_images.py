@@ -1,4 +1,4 @@
-"""Images."""
+"""Images, and the layers over them."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ OnProgress = Callable[[ImportProgress], "Awaitable[None] | None"]
 
 
 class Images:
-    """The platform's images, at `DSecClient.images`."""
+    """Layers of one kind: images at `DSecClient.images`, others at `workspaces`, `toolkits`, `snapshots`."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, path: str = "/v1/images") -> None:
         self._transport = transport
+        self._path = path
 
     async def list(self) -> tuple[ImageInfo, ...]:
         """All of them, by name."""
-        data = await self._transport.json("GET", "/v1/images", retry=Retry.SAFE)
+        data = await self._transport.json("GET", self._path, retry=Retry.SAFE)
         return tuple(ImageInfo.of(image) for image in data["images"])
 
     async def get(self, name: str) -> ImageInfo:
         """One of them."""
         return ImageInfo.of(
-            await self._transport.json("GET", f"/v1/images/{segment(name)}", retry=Retry.SAFE)
+            await self._transport.json("GET", f"{self._path}/{segment(name)}", retry=Retry.SAFE)
         )
 
     async def import_(
@@ -60,7 +61,7 @@ class Images:
         rest = b""
         async with self._transport.stream(
             "PUT",
-            f"/v1/images/{segment(name)}",
+            f"{self._path}/{segment(name)}",
             query=query,
             content=body.content,
             headers={**body.headers, "content-type": "application/octet-stream"},
@@ -97,7 +98,7 @@ class Images:
     async def remove(self, name: str) -> None:
         """Removes one; :class:`Conflict` while sandboxes use it."""
         try:
-            await self._transport.call("DELETE", f"/v1/images/{segment(name)}", retry=Retry.SAFE)
+            await self._transport.call("DELETE", f"{self._path}/{segment(name)}", retry=Retry.SAFE)
         except NotFound as error:
             if error.attempts == 1:
                 raise

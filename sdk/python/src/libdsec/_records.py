@@ -75,6 +75,17 @@ class LaunchPhase:
 
 
 @dataclass(frozen=True, slots=True)
+class SandboxLayer:
+    """One read-only layer of a sandbox."""
+
+    #: `base`, `workspace`, `toolkit` or `snapshot`.
+    kind: str
+    #: As it was asked for.
+    name: str
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxInfo:
     """The record of a sandbox."""
 
@@ -85,6 +96,8 @@ class SandboxInfo:
     backend: str
     image: str
     image_digest: str
+    #: All read-only layers, the lowest first.
+    layers: tuple[SandboxLayer, ...]
     node: str
     limits: SandboxLimits
     init_user: str
@@ -115,6 +128,7 @@ class SandboxInfo:
             backend=data.get("backend", ""),
             image=data.get("image", ""),
             image_digest=data.get("image_digest", ""),
+            layers=tuple(_flat(SandboxLayer, layer) for layer in data.get("layers") or ()),
             node=data.get("node", ""),
             limits=_flat(SandboxLimits, data.get("limits") or {}),
             init_user=data.get("init_user", ""),
@@ -410,6 +424,8 @@ class ImageInfo:
     """An imported image."""
 
     name: str
+    #: `base` (an image), `workspace`, `toolkit` or `snapshot`.
+    kind: str
     digest: str
     size_bytes: int
     content_bytes: int
@@ -428,6 +444,7 @@ class ImageInfo:
         """From the API's JSON."""
         return cls(
             name=data["name"],
+            kind=data.get("kind", "base"),
             digest=data.get("digest", ""),
             size_bytes=data.get("size_bytes", 0),
             content_bytes=data.get("content_bytes", 0),

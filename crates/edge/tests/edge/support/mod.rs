@@ -1,6 +1,7 @@
 //! An edge with no kernel below it: a fake backend whose sandboxes are threads that speak the guest
 //! protocol and run commands as plain processes of this host.
 pub mod client;
+pub mod content;
 pub mod files;
 pub mod guest;
 pub mod streams;
@@ -14,13 +15,14 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use dsec_backend::container::{ContainerSpec, Probe};
-use dsec_backend::{Anchor, BackendError, ExecCgroup, Instance, OomReport, Phase, RawUsage};
+use dsec_backend::{Anchor, BackendError, ExecCgroup, Instance, OomReport, Phase, RawUsage, Snapshot};
 use dsec_edge::config::Config;
 use dsec_edge::launch::Launch;
 use dsec_edge::node::Node;
 use dsec_edge::server::{Socket, serve};
 
 use client::Client;
+use content::FakeContent;
 use guest::FakeGuest;
 
 /// A door that a test can close to hold launches in the middle.
@@ -201,6 +203,10 @@ impl Instance for FakeInstance {
         vec![OomReport { process: "hog".into(), rss_bytes: 4096 }]
     }
 
+    fn snapshot(&self, _: bool) -> Result<Snapshot, BackendError> {
+        Ok(Snapshot::new(self.host.dir.join("upper"), || ()))
+    }
+
     fn kill(&self) {
         self.guest.kill();
     }
@@ -252,12 +258,13 @@ impl World {
     /// Starts an edge on this world's state. Blocks until it serves.
     pub fn edge(&self) -> Edge {
         let (config, host) = (self.config(), Arc::clone(&self.host));
+        let content = Arc::new(FakeContent::new(&host.dir.join("content")));
         let started = std::thread::spawn(move || {
             let runtime =
                 tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
             let path = config.socket.clone();
             let (node, socket) = runtime.block_on(async {
-                let node = Node::start(config, Arc::new(Backend(host))).await.unwrap();
+                let node = Node::start(config, Arc::new(Backend(host)), content).await.unwrap();
                 (node, Socket::bind(&path).unwrap())
             });
             let served = Arc::new(AtomicBool::new(false));

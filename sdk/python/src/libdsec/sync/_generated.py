@@ -281,7 +281,7 @@ class PortStream:
 
 
 class Images:
-    """The platform's images, at `DSecClient.images`."""
+    """Layers of one kind: images at `DSecClient.images`, others at `workspaces`, `toolkits`, `snapshots`."""
 
     def __init__(self, portal: Portal, inner: _images.Images) -> None:
         self._portal = portal
@@ -851,6 +851,21 @@ class DSecClient:
     def images(self) -> Images:
         """The platform's images."""
         return Images(self._portal, self._inner.images)
+
+    @property
+    def workspaces(self) -> Images:
+        """Workspaces: layers over an image."""
+        return Images(self._portal, self._inner.workspaces)
+
+    @property
+    def toolkits(self) -> Images:
+        """Toolkits: layers over image and workspace."""
+        return Images(self._portal, self._inner.toolkits)
+
+    @property
+    def snapshots(self) -> Images:
+        """What sandboxes wrote, as layers."""
+        return Images(self._portal, self._inner.snapshots)
 
     def run_container(
         self,

@@ -1,0 +1,291 @@
+//! Names of layers: looking one up fast, listing, removing.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use dsec_image::ImageConfig;
+use dsec_image::layer::{Label, LayerId, LayerKind, LayerName, LayerRef, Manifest, Select, Source};
+use dsec_model::ErrorKind;
+use dsec_proto::rest::{ApiError, Image};
+use serde_json::json;
+
+use super::Layers;
+use crate::error::{bad_layer_name, invalid_field, store_failed};
+
+/// How long a tag is believed to be where it was: a burst of creates asks the store once. What moves through this node is
+/// seen at once.
+const TAG_FRESH: Duration = Duration::from_secs(2);
+/// Manifests and versions remembered; both never change. A manifest of an image with some layers is 2 KiB.
+const REMEMBERED_MAX: usize = 20_000;
+/// Names read from the store at a time.
+const PAGE: usize = 1000;
+/// Sandboxes named in the refusal to remove a layer; `used_by` has all.
+const NAMED_MAX: usize = 10;
+
+/// What is known of names without asking.
+#[derive(Default)]
+pub(super) struct Cache {
+    names: Mutex<HashMap<(LayerKind, LayerRef), (LayerId, Instant)>>,
+    manifests: Mutex<HashMap<LayerId, Arc<Manifest>>>,
+}
+
+impl Cache {
+    fn find(&self, kind: LayerKind, name: &LayerRef) -> Option<LayerId> {
+        let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let (id, since) = names.get(&(kind, name.clone()))?;
+        let is_fixed = matches!(name.select, Select::Version(_));
+        (is_fixed || since.elapsed() < TAG_FRESH).then_some(*id)
+    }
+
+    fn note(&self, kind: LayerKind, name: LayerRef, id: LayerId) {
+        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        if names.len() >= REMEMBERED_MAX {
+            names.clear();
+        }
+        names.insert((kind, name), (id, Instant::now()));
+    }
+
+    /// Forgets all that is known of a name: it has changed.
+    pub(super) fn forget(&self, kind: LayerKind, name: &LayerName) {
+        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        names.retain(|(known, reference), _| *known != kind || reference.name != *name);
+    }
+}
+
+impl Layers {
+    /// The layer that a field of a request names.
+    pub(super) async fn resolve(
+        &self,
+        field: &'static str,
+        kind: LayerKind,
+        name: &str,
+    ) -> Result<LayerId, ApiError> {
+        let parsed: LayerRef = name.parse().map_err(|_| no_layer(field, kind, name))?;
+        if let Some(id) = self.names.find(kind, &parsed) {
+            return Ok(id);
+        }
+        let found = self.store.resolve(kind, &parsed).await;
+        let id = found.map_err(|error| match error {
+            dsec_store::StoreError::NotFound { .. } => no_layer(field, kind, name),
+            other => store_failed(&other),
+        })?;
+        self.names.note(kind, parsed, id);
+        Ok(id)
+    }
+
+    pub(super) async fn manifest(&self, id: &LayerId) -> Result<Arc<Manifest>, ApiError> {
+        let remembered = |layers: &Self| {
+            layers.names.manifests.lock().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
+        };
+        if let Some(known) = remembered(self) {
+            return Ok(known);
+        }
+        let manifest = Arc::new(self.store.manifest(id).await.map_err(|e| store_failed(&e))?);
+        let mut manifests = self.names.manifests.lock().unwrap_or_else(PoisonError::into_inner);
+        if manifests.len() >= REMEMBERED_MAX {
+            manifests.clear();
+        }
+        Ok(Arc::clone(manifests.entry(*id).or_insert(manifest)))
+    }
+
+    /// The layers of a kind, each tag of each name once, in the names' order.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub async fn list(&self, kind: LayerKind) -> Result<Vec<Image>, ApiError> {
+        let mut found = Vec::new();
+        let mut after: Option<LayerName> = None;
+        loop {
+            let page = self.store.names(kind, after.as_ref(), PAGE).await.map_err(|e| store_failed(&e))?;
+            for entry in &page.entries {
+                for tag in &entry.tags {
+                    let reference = LayerRef { name: entry.name.clone(), select: Select::Tag(tag.clone()) };
+                    match self.describe(kind, &reference).await {
+                        // It was removed just now.
+                        Err(error) if error.kind() == ErrorKind::NotFound => {}
+                        other => found.push(other?),
+                    }
+                }
+            }
+            after = page.next;
+            if after.is_none() {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// One layer by name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub async fn get(&self, kind: LayerKind, name: &str) -> Result<Image, ApiError> {
+        let parsed = parse_name(name)?;
+        self.describe(kind, &parsed).await
+    }
+
+    async fn describe(&self, kind: LayerKind, name: &LayerRef) -> Result<Image, ApiError> {
+        let shown = shown(name);
+        let id = self.resolve("name", kind, &shown).await?;
+        let manifest = self.manifest(&id).await?;
+        Ok(self.show(shown, &id, &manifest))
+    }
+
+    pub(super) fn show(&self, name: String, id: &LayerId, manifest: &Manifest) -> Image {
+        let facts = &manifest.facts;
+        let config = manifest.config.clone().unwrap_or_else(no_config);
+        Image {
+            name,
+            kind: manifest.kind.to_string(),
+            digest: id.to_string(),
+            size_bytes: facts.stored_bytes,
+            content_bytes: facts.content_bytes,
+            files: facts.files,
+            blobs: manifest.blobs.iter().map(|blob| blob.id.to_string()).collect(),
+            parents: manifest.parents.iter().map(|parent| parent.layer.to_string()).collect(),
+            created_ms: facts.created_unix_ms,
+            source: source(&facts.source),
+            architecture: config.architecture,
+            env: config.env,
+            working_dir: config.working_dir,
+            user: config.user,
+            used_by: self.users(id).iter().map(ToString::to_string).collect(),
+        }
+    }
+
+    /// Removes a tag, and the version it is on unless another tag is on it too. What it stands for goes when nothing
+    /// refers to it any more.
+    ///
+    /// # Errors
+    /// There is none, or somebody uses it: the sandboxes of this node are named.
+    pub async fn remove(&self, kind: LayerKind, name: &str) -> Result<(), ApiError> {
+        let parsed = parse_name(name)?;
+        self.names.forget(kind, &parsed.name);
+        let id = self.resolve("name", kind, &shown(&parsed)).await?;
+        let versions = self.store.versions(kind, &parsed.name).await.map_err(|e| store_failed(&e))?;
+        let on: Vec<&Label> = versions.iter().filter(|v| v.layer == id).map(|v| &v.version).collect();
+        let is_last = match &parsed.select {
+            Select::Version(_) => true,
+            Select::Tag(tag) => !self.is_tagged(kind, &parsed.name, &id, tag).await?,
+        };
+        let used = self.in_use(name, &id);
+        let mut is_kept = !is_last;
+        if let (true, Some(refused)) = (is_last, &used) {
+            if !self.has_other_name(kind, &parsed, &id).await? {
+                return Err(refused.clone());
+            }
+            is_kept = true;
+        }
+        if let Select::Tag(tag) = &parsed.select {
+            self.store.untag(kind, &parsed.name, tag).await.map_err(|e| store_failed(&e))?;
+        }
+        self.names.forget(kind, &parsed.name);
+        if is_kept {
+            return Ok(());
+        }
+        self.drop_idle(&id).await;
+        for version in on {
+            let removed = self.store.remove_version(kind, &parsed.name, version, &Default::default()).await;
+            if let Err(error) = removed {
+                // As it was: whoever uses it on another node may be asked to let go.
+                if let Select::Tag(tag) = &parsed.select {
+                    let _still_untagged = self.store.tag(kind, &parsed.name, tag, version).await;
+                }
+                return Err(store_failed(&error));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether another tag of the name stands for the same layer.
+    async fn is_tagged(
+        &self,
+        kind: LayerKind,
+        name: &LayerName,
+        id: &LayerId,
+        but: &Label,
+    ) -> Result<bool, ApiError> {
+        let entry = self.store.name(kind, name).await.map_err(|e| store_failed(&e))?;
+        for tag in entry.tags.iter().filter(|tag| *tag != but) {
+            let reference = LayerRef { name: name.clone(), select: Select::Tag(tag.clone()) };
+            match self.store.resolve(kind, &reference).await {
+                Ok(found) if found == *id => return Ok(true),
+                Ok(_) | Err(dsec_store::StoreError::NotFound { .. }) => {}
+                Err(error) => return Err(store_failed(&error)),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whether another name of the kind stands for the same layer. Reads all of them: asked only of what is in use.
+    async fn has_other_name(&self, kind: LayerKind, name: &LayerRef, id: &LayerId) -> Result<bool, ApiError> {
+        let (id, own) = (id.to_string(), shown(name));
+        Ok(self.list(kind).await?.iter().any(|other| other.digest == id && other.name != own))
+    }
+
+    fn in_use(&self, name: &str, id: &LayerId) -> Option<ApiError> {
+        let users = self.users(id);
+        if users.is_empty() {
+            return None;
+        }
+        let named: Vec<_> = users.iter().take(NAMED_MAX).map(|user| user.as_str()).collect();
+        let more = if users.len() > NAMED_MAX { " and others" } else { "" };
+        let message = format!("{name} is in use by {} sandboxes: {}{more}", users.len(), named.join(", "));
+        Some(
+            ApiError::new(ErrorKind::Conflict, message)
+                .detail(json!({ "image": name, "used_by": users }))
+                .hint("stop them first"),
+        )
+    }
+}
+
+/// A name as it is shown: the tag that a name alone means is left out.
+pub(super) fn shown(name: &LayerRef) -> String {
+    match &name.select {
+        Select::Tag(tag) if *tag == Label::latest() => name.name.to_string(),
+        _ => name.to_string(),
+    }
+}
+
+/// Checks a name that a caller gives.
+///
+/// # Errors
+/// No layer can have it.
+pub fn parse_name(name: &str) -> Result<LayerRef, ApiError> {
+    name.parse().map_err(|e| bad_layer_name(&e))
+}
+
+fn source(source: &Source) -> String {
+    match source {
+        Source::Archive { name, .. } => name.clone(),
+        Source::Oci { reference, .. } => reference.clone(),
+        Source::Recipe { recipe, step } => format!("step {step} of recipe {recipe}"),
+        Source::Sandbox { id } => format!("sandbox {id}"),
+    }
+}
+
+fn no_config() -> ImageConfig {
+    ImageConfig {
+        env: Vec::new(),
+        working_dir: None,
+        user: None,
+        entrypoint: Vec::new(),
+        cmd: Vec::new(),
+        labels: Default::default(),
+        architecture: String::new(),
+    }
+}
+
+fn no_layer(field: &'static str, kind: LayerKind, name: &str) -> ApiError {
+    if kind == LayerKind::Base {
+        return ApiError::new(ErrorKind::NotFound, format!("no image {name:?}"))
+            .detail(json!({ "image": name }))
+            .hint("`dsec image ls` lists the images; `dsec image import` brings one in");
+    }
+    if name.is_empty() {
+        return invalid_field(field, format!("{field} has an empty name"));
+    }
+    ApiError::new(ErrorKind::NotFound, format!("no {kind} {name:?}"))
+        .detail(json!({ "field": field, "layer": name }))
+        .hint(format!("`dsec layer ls --kind {kind}` lists them"))
+}

@@ -1,0 +1,90 @@
+"""Layers composed into a sandbox's root: image, workspace, toolkits."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+from libdsec import Conflict, DSecContainerRunArgs, InvalidArgument, NotFound
+
+from platform_under_test import IMAGE, Platform
+
+
+def tar(**files: str) -> bytes:
+    """A tar of text files; `__` in a name is a slash."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(name.replace("__", "/"))
+            entry.size, entry.mode, entry.mtime = len(text), 0o755, 1_700_000_000
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    return made.getvalue()
+
+
+def erofs_mounts(platform: Platform) -> list[str]:
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return [line for line in lines if str(platform.state) in line and " - erofs " in line]
+
+
+def test_toolkits_lie_over_the_workspace_and_an_upgrade_touches_what_starts_later(shared: Platform) -> None:
+    client = shared.client()
+    client.workspaces.import_("repo", tar(work__README="repo", opt__who="workspace"))
+    client.toolkits.import_("tool", tar(opt__who="tool 1", opt__tool__run="#!/bin/sh\necho one\n"))
+    client.toolkits.import_("late", tar(opt__late="late"))
+    args = DSecContainerRunArgs(container_image=IMAGE, workspace="repo", toolkits=["tool", "late"])
+    first = client.run_container(args)
+    try:
+        seen = first.run_shell("cat /work/README /opt/who; /opt/tool/run; cat /opt/late; ls -d /usr/bin")
+        assert seen.stdout == "repotool 1one\nlate/usr/bin\n"
+        kinds = [(layer.kind, layer.name) for layer in (first.refresh()).layers]
+        assert kinds == [("base", IMAGE), ("workspace", "repo"), ("toolkit", "tool"), ("toolkit", "late")]
+        # What is written stays in the sandbox.
+        first.run_shell("echo mine > /opt/who; rm /work/README")
+        before = (client.workspaces.get("repo")).digest
+        client.toolkits.import_("tool", tar(opt__who="tool 2", opt__tool__run="#!/bin/sh\necho two\n"))
+        assert (client.workspaces.get("repo")).digest == before
+        with client.run_container(args) as second:
+            seen = second.run_shell("cat /work/README /opt/who; /opt/tool/run")
+            assert seen.stdout == "repotool 2two\n"
+        seen = first.run_shell("cat /opt/who; /opt/tool/run; ls /work")
+        assert seen.stdout == "mine\none\n"
+        with pytest.raises(Conflict, match=first.id):
+            client.workspaces.remove("repo")
+    finally:
+        first.stop()
+    for layers, name in ((client.workspaces, "repo"), (client.toolkits, "tool"), (client.toolkits, "late")):
+        layers.remove(name)
+        assert not layers.exists(name)
+    digest = before
+    assert not [line for line in erofs_mounts(shared) if digest in line], "the mount of a removed layer stays"
+
+
+def test_the_same_archive_is_the_same_layer(shared: Platform) -> None:
+    client = shared.client()
+    one = client.toolkits.import_("same", tar(opt__x="x"), description="x")
+    two = client.toolkits.import_("same:2", tar(opt__x="x"), description="x")
+    other = client.toolkits.import_("same:3", tar(opt__x="y"), description="x")
+    assert one.digest == two.digest != other.digest
+    assert {info.name for info in client.toolkits.list()} >= {"same", "same:2", "same:3"}
+    for name in ("same", "same:2", "same:3"):
+        client.toolkits.remove(name)
+
+
+def test_a_layer_that_is_not_there_is_named_and_nothing_is_left(shared: Platform) -> None:
+    mounts = erofs_mounts(shared)
+    client = shared.client()
+    for args, found in (
+        ({"workspace": "none"}, "no workspace 'none'|no workspace \"none\""),
+        ({"toolkits": ["none:7"]}, "no toolkit"),
+    ):
+        with pytest.raises(NotFound, match=found):
+            client.run_container(DSecContainerRunArgs(container_image=IMAGE, **args))
+    client.toolkits.import_("twice", tar(opt__x="x"))
+    with pytest.raises(InvalidArgument, match="same layer"):
+        client.run_container(DSecContainerRunArgs(container_image=IMAGE, toolkits=["twice", "twice:latest"]))
+    client.toolkits.remove("twice")
+    assert erofs_mounts(shared) == mounts
+    assert not os.listdir(shared.state / "layers/work")
