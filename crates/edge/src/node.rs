@@ -95,6 +95,7 @@ impl Node {
         }
         adopt::all(&node).await?;
         tokio::spawn(maintenance::run(Arc::downgrade(&node)));
+        tokio::spawn(Arc::clone(&node.layers).collect());
         tokio::spawn(sockets::run(Arc::downgrade(&node)));
         let probed = Arc::downgrade(&node);
         let backend = Arc::clone(&node.launch);

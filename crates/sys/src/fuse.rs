@@ -4,14 +4,24 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use rustix::mount::{FsOpenFlags, fsopen};
+
 use crate::mount::{Attr, FsSetting, new_mount};
 
-/// A new, not yet mounted session.
+/// A new, not yet mounted session. Where FUSE is a module that is not loaded yet and nobody made the device's node, asking for
+/// the file system by name loads it.
 ///
 /// # Errors
 /// `ENOENT`: the kernel has no FUSE.
 pub fn open_device() -> io::Result<OwnedFd> {
-    Ok(OpenOptions::new().read(true).write(true).open("/dev/fuse")?.into())
+    let open = || OpenOptions::new().read(true).write(true).open("/dev/fuse");
+    let device = open().or_else(|error| {
+        if error.kind() != io::ErrorKind::NotFound || fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC).is_err() {
+            return Err(error);
+        }
+        open()
+    })?;
+    Ok(device.into())
 }
 
 /// A detached, read-only mount of the file system that `device` serves, whose root is a directory. Every process may

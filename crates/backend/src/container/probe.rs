@@ -78,6 +78,13 @@ pub(super) fn all() -> Vec<Probe> {
             erofs(),
         ),
         probe(
+            "FUSE",
+            "content of layers on demand",
+            true,
+            "CONFIG_FUSE_FS, as a module or built in",
+            dsec_sys::fuse::open_device().map(|_| "/dev/fuse opens".to_owned()),
+        ),
+        probe(
             "btrfs",
             "writable layers with an exact size",
             true,

@@ -22,7 +22,7 @@ use dsec_image::ImageConfig;
 use dsec_image::layer::{LayerId, LayerKind};
 use dsec_model::SandboxId;
 use dsec_proto::rest::{ApiError, CreateSandboxRequest, SandboxLayer};
-use dsec_store::{Lease, Store, StoreSettings};
+use dsec_store::{CollectSettings, Collected, Collector, Lease, Store, StoreSettings};
 
 pub use content::{Calling, Content, Filler};
 pub use import::Import;
@@ -34,6 +34,9 @@ use ready::Ready;
 
 /// How long the node's lease lives past its last sign of life: a restart of the machine takes less.
 const LEASE_TTL: Duration = Duration::from_secs(600);
+/// How often the store is cleared of what nothing refers to: what is removed is kept for a day anyway, in case a build
+/// that begins now wants it.
+const COLLECT_EVERY: Duration = Duration::from_secs(3600);
 /// Layers that stay mounted though nobody uses them, so that the next sandbox finds them: a mount costs some 100 KiB.
 const IDLE_MAX: usize = 512;
 /// What a layer was made from when its importer did not say.
@@ -218,6 +221,40 @@ impl Layers {
         };
         // Also of one that is not known here: the edge before may have held it.
         self.forget(id, entry.and_then(|entry| entry.slot.get().cloned())).await;
+    }
+
+    /// Removes from the store what no name, no sandbox and no publisher refers to, again and again, for as long as the
+    /// node lives. Each node of a store does it, at times of its own; that several do at once is fine.
+    pub async fn collect(self: Arc<Self>) {
+        let layers = Arc::downgrade(&self);
+        let mut collector = Collector::new(&self.store, CollectSettings::default());
+        drop(self);
+        loop {
+            tokio::time::sleep(COLLECT_EVERY).await;
+            if layers.strong_count() == 0 {
+                return;
+            }
+            // On a thread of its own: the compiler cannot show that its future may move between threads.
+            let runtime = tokio::runtime::Handle::current();
+            let ran = tokio::task::spawn_blocking(move || {
+                let result = runtime.block_on(collector.run());
+                (collector, result)
+            });
+            let Ok((kept, result)) = ran.await else { return };
+            collector = kept;
+            match result {
+                Ok(done) if done == Collected::default() => {}
+                Ok(done) => tracing::info!(
+                    layers = done.layers,
+                    packs = done.packs,
+                    pack_bytes = done.pack_bytes,
+                    "unused layers collected"
+                ),
+                Err(error) => {
+                    tracing::warn!(error = &error as &dyn std::error::Error, "layers were not collected")
+                }
+            }
+        }
     }
 
     /// Ends the fill worker. The backend is down: no sandbox and no mount of a layer is left.
