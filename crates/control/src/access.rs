@@ -8,13 +8,12 @@ use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use dsec_http::{Awaited, Drained};
+use dsec_http::drained;
 use dsec_model::ErrorKind;
 use dsec_proto::rest;
 use futures_util::FutureExt;
 use http::header::{self, HeaderName};
 use http::{HeaderMap, HeaderValue, Method, Uri};
-use http_body::Body as _;
 
 use crate::app::App;
 use crate::failure::Failure;
@@ -35,7 +34,7 @@ pub async fn around(State(app): State<Arc<App>>, mut request: Request, next: Nex
     let method = request.method().clone();
     let uri = request.uri().clone();
 
-    let (request, awaited) = drained(request);
+    let (request, awaited) = drained(request, Body::new);
     let answered = AssertUnwindSafe(next.run(request)).catch_unwind().await;
     let mut response = answered.unwrap_or_else(|panic| caught(&*panic));
     if awaited.is_some_and(|awaited| awaited.in_vain()) {
@@ -50,17 +49,6 @@ pub async fn around(State(app): State<Arc<App>>, mut request: Request, next: Nex
         elapsed.as_secs_f64() * 1e3,
     );
     response
-}
-
-/// The request with a body that whoever refuses it may drop.
-fn drained(request: Request) -> (Request, Option<Awaited>) {
-    let (parts, body) = request.into_parts();
-    if body.is_end_stream() {
-        return (Request::from_parts(parts, body), None);
-    }
-    let body = Drained::new(body, &parts.headers);
-    let awaited = body.awaited();
-    (Request::from_parts(parts, Body::new(body)), Some(awaited))
 }
 
 struct Line<'a> {

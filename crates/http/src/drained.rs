@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, header};
+use http::{HeaderMap, Request, header};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 
@@ -61,6 +61,21 @@ impl<B: Body<Data = Bytes> + Send + Unpin + 'static> Drained<B> {
     pub fn awaited(&self) -> Awaited {
         Awaited { waits: self.waits, asked_for: Arc::clone(&self.asked_for) }
     }
+}
+
+/// The request with a body that whoever refuses it may drop. `body` makes the server's own kind of body of it. `None`:
+/// there is no body to wait for.
+pub fn drained<B: Body<Data = Bytes> + Send + Unpin + 'static>(
+    request: Request<B>,
+    body: impl FnOnce(Drained<B>) -> B,
+) -> (Request<B>, Option<Awaited>) {
+    let (parts, inner) = request.into_parts();
+    if inner.is_end_stream() {
+        return (Request::from_parts(parts, inner), None);
+    }
+    let inner = Drained::new(inner, &parts.headers);
+    let awaited = inner.awaited();
+    (Request::from_parts(parts, body(inner)), Some(awaited))
 }
 
 impl<B: Body<Data = Bytes> + Send + Unpin + 'static> Body for Drained<B> {

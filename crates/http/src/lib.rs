@@ -10,6 +10,6 @@ mod drained;
 mod hears_out;
 mod hop;
 
-pub use drained::{Awaited, DRAIN_BYTES_MAX, DRAIN_TIME_MAX, Drained};
+pub use drained::{Awaited, DRAIN_BYTES_MAX, DRAIN_TIME_MAX, Drained, drained};
 pub use hears_out::HearsOut;
 pub use hop::{connection_options, strip_hop_by_hop};

@@ -4,12 +4,12 @@
 use std::panic::AssertUnwindSafe;
 use std::time::Instant;
 
-use axum::body::{Body, HttpBody as _};
+use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use dsec_http::{Awaited, Drained};
+use dsec_http::drained;
 use dsec_model::ErrorKind;
 use dsec_proto::rest::{ApiError, REQUEST_ID};
 use futures_util::FutureExt;
@@ -26,7 +26,7 @@ pub(super) async fn around(mut request: Request, next: Next) -> Response {
     let id = request_id(request.headers());
     request.headers_mut().insert(REQUEST_ID, id.clone());
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let (request, awaited) = drained(request);
+    let (request, awaited) = drained(request, Body::new);
     let answered = AssertUnwindSafe(next.run(request)).catch_unwind().await;
     let mut response = answered.unwrap_or_else(|_| {
         Failure(ApiError::new(ErrorKind::Internal, "the request met a defect in the edge")).into_response()
@@ -44,17 +44,6 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
     given.unwrap_or_else(|| {
         HeaderValue::try_from(ids::request()).unwrap_or_else(|_| HeaderValue::from_static("unnamed"))
     })
-}
-
-/// The request with a body that whoever refuses it may drop.
-fn drained(request: Request) -> (Request, Option<Awaited>) {
-    let (parts, body) = request.into_parts();
-    if body.is_end_stream() {
-        return (Request::from_parts(parts, body), None);
-    }
-    let body = Drained::new(body, &parts.headers);
-    let awaited = body.awaited();
-    (Request::from_parts(parts, Body::new(body)), Some(awaited))
 }
 
 /// What operators look for is on by default: failures of the node, and what makes and ends sandboxes and

@@ -191,17 +191,13 @@ impl Layers {
 
     /// Lets go of layers that nobody uses, beyond the budget the longest idle first. Called now and then.
     pub async fn trim(&self) {
-        self.trim_to(IDLE_MAX).await;
-    }
-
-    async fn trim_to(&self, idle_max: usize) {
         let mut doomed = Vec::new();
         {
             let mut entries = self.entries();
             let mut idle: Vec<(Instant, LayerId)> =
                 entries.iter().filter_map(|(id, entry)| Some((entry.idle_since?, *id))).collect();
             idle.sort_unstable_by_key(|(since, _)| *since);
-            for (_, id) in idle.iter().take(idle.len().saturating_sub(idle_max)) {
+            for (_, id) in idle.iter().take(idle.len().saturating_sub(IDLE_MAX)) {
                 doomed.extend(entries.remove(id).map(|entry| (*id, entry.slot.get().cloned())));
             }
         }
