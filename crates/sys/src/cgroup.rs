@@ -13,7 +13,7 @@
 //! The agent stays outside the limits: inside, whoever fills the memory gets it killed.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -22,6 +22,8 @@ use rustix::fs::{Gid, Mode, OFlags, Uid, open};
 
 /// Pause between two looks at whether a group stands still; most do at the first.
 const FREEZE_POLL: Duration = Duration::from_micros(200);
+/// Bytes of the largest file of counters.
+const COUNTERS_MAX: usize = 4096;
 /// Limits of one group.
 #[derive(Debug, Clone, Copy)]
 pub struct GroupLimits {
@@ -138,17 +140,20 @@ fn make(path: &Path) -> io::Result<()> {
     }
 }
 
+/// A file of counters in one read: they are shorter than a page, and they are read around every command.
+fn counters<T>(path: &Path, parse: impl FnOnce(&str) -> Option<T>) -> Option<T> {
+    let mut text = [0; COUNTERS_MAX];
+    let read = File::open(path).ok()?.read(&mut text).ok()?;
+    parse(std::str::from_utf8(&text[..read]).ok()?)
+}
+
 fn number(path: &Path) -> u64 {
-    fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+    counters(path, |text| text.trim().parse().ok()).unwrap_or(0)
 }
 
 fn field(path: &Path, name: &str) -> u64 {
-    fs::read_to_string(path)
-        .ok()
-        .and_then(|text| {
-            text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
-        })
-        .unwrap_or(0)
+    let value = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok();
+    counters(path, |text| text.lines().find_map(value)).unwrap_or(0)
 }
 
 impl Tree {

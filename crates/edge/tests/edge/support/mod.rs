@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use dsec_backend::container::{ContainerSpec, Probe};
@@ -297,6 +297,15 @@ impl Drop for Edge {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
+        }
+    }
+}
+
+/// However a test ends, what runs in its sandboxes ends with it.
+impl Drop for World {
+    fn drop(&mut self) {
+        for guest in self.host.guests.lock().unwrap_or_else(PoisonError::into_inner).values() {
+            guest.kill();
         }
     }
 }
