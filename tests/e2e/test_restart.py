@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -78,12 +79,8 @@ def _answers(running: Platform, old: int) -> bool:
 
 def _agents(running: Platform, sandbox_id: str) -> list[int]:
     """Host pids of a sandbox's first process, found through the record the edge keeps."""
-    import json
-
-    record = running.state / "sandboxes" / sandbox_id.rsplit("-", 1)[1] / "record.json"
-    text = json.dumps(json.loads(record.read_text()))
-    marker = '"pid": '
-    return [int(text.split(marker, 1)[1].split(",", 1)[0].rstrip("}"))]
+    record = running.state / "sandboxes" / sandbox_id.rsplit("-", 1)[1] / "record.ndjson"
+    return [json.loads(record.read_text().splitlines()[-1])["anchor"]["pid"]]
 
 
 def test_a_lost_agent_fails_its_sandbox_alone_and_leaves_nothing() -> None:

@@ -1,9 +1,12 @@
-//! What is on disk of a sandbox that lives: `STATE/sandboxes/<random>/record.json`.
+//! What is on disk of a sandbox that lives: `STATE/sandboxes/<random>/record.ndjson`, a line for each version of its
+//! record, the last of which counts.
 //!
-//! Written aside and renamed, so a reader sees one version or the other; not synced, since a record
-//! that a power cut loses belongs to a sandbox that it has ended.
+//! A version is appended by one `write`; one that was cut off has no end of line, and the one before it counts. Writing
+//! aside and renaming would take a new inode each time, five in a short life. Not synced, since a record that a power
+//! cut loses belongs to a sandbox that it has ended.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use dsec_backend::Anchor;
@@ -15,7 +18,11 @@ use serde::{Deserialize, Serialize};
 use super::events;
 use crate::idempotency::StoredKey;
 
-const FILE: &str = "record.json";
+const FILE: &str = "record.ndjson";
+/// Its next form, while earlier versions are dropped.
+const DRAFT: &str = "record.ndjson.new";
+/// Bytes of the file from which on earlier versions are dropped.
+const FILE_BYTES_MAX: u64 = 64 << 10;
 
 /// What the backend was asked for, as it is kept.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -76,19 +83,39 @@ impl Stored {
     /// Writes it. Blocks for some tens of microseconds.
     ///
     /// # Errors
-    /// The disk's.
+    /// The disk's; the version before it counts then.
     pub fn write(&self, state_dir: &Path) -> io::Result<()> {
         let dir = directory(state_dir, self.sandbox.id.random());
-        let draft = dir.join("record.json.new");
-        let bytes = serde_json::to_vec(self)?;
-        match std::fs::write(&draft, &bytes) {
+        let path = dir.join(FILE);
+        // The first end of line closes what an edge that was killed may have begun.
+        let mut line = b"\n".to_vec();
+        serde_json::to_writer(&mut line, self)?;
+        line.push(b'\n');
+        let open = || File::options().create(true).append(true).open(&path);
+        let mut file = match open() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 std::fs::create_dir_all(&dir)?;
-                std::fs::write(&draft, &bytes)?;
+                open()?
             }
             other => other?,
+        };
+        if file.metadata()?.len() < FILE_BYTES_MAX {
+            return file.write_all(&line);
         }
-        std::fs::rename(draft, dir.join(FILE))
+        let draft = dir.join(DRAFT);
+        std::fs::write(&draft, &line)?;
+        std::fs::rename(draft, path)
+    }
+
+    /// The last version that was written whole.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn parse(text: &[u8]) -> Result<Self, String> {
+        let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(&[][..], |end| &text[..end]);
+        let last = whole.rsplit(|byte| *byte == b'\n').find(|line| !line.is_empty());
+        let last = last.ok_or("it has no whole version")?;
+        serde_json::from_slice(last).map_err(|error| error.to_string())
     }
 }
 
@@ -96,7 +123,7 @@ impl Stored {
 /// and a mount point among it must not be walked into.
 pub fn remove(state_dir: &Path, random: &str) -> io::Result<()> {
     let dir = directory(state_dir, random);
-    for file in [FILE, "record.json.new", events::FILE, events::DRAFT] {
+    for file in [FILE, DRAFT, events::FILE, events::DRAFT] {
         match std::fs::remove_file(dir.join(file)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -124,12 +151,12 @@ pub fn load_all(state_dir: &Path) -> io::Result<Vec<Stored>> {
             // A create that was cut off before its first record, or the backend's leftovers: swept.
             Err(_) => continue,
         };
-        match serde_json::from_slice::<Stored>(&bytes) {
+        match Stored::parse(&bytes) {
             Ok(stored) if entry.file_name().to_str() == Some(stored.sandbox.id.random()) => {
                 found.push(stored)
             }
             Ok(_) => put_aside(state_dir, &path, "it names another sandbox"),
-            Err(error) => put_aside(state_dir, &path, &error.to_string()),
+            Err(error) => put_aside(state_dir, &path, &error),
         }
     }
     Ok(found)
@@ -138,9 +165,9 @@ pub fn load_all(state_dir: &Path) -> io::Result<Vec<Stored>> {
 fn put_aside(state_dir: &Path, path: &Path, why: &str) {
     let aside = state_dir.join("damaged");
     let name = path.parent().and_then(Path::file_name).unwrap_or_default();
-    let target = aside.join(name).with_extension("json");
+    let target = aside.join(name).with_extension("ndjson");
     let moved = std::fs::create_dir_all(&aside).and_then(|()| std::fs::rename(path, &target));
-    for left in [events::FILE, events::DRAFT] {
+    for left in [DRAFT, events::FILE, events::DRAFT] {
         let _ = std::fs::remove_file(path.with_file_name(left));
     }
     let _ = path.parent().map(std::fs::remove_dir);

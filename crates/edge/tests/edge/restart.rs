@@ -1,6 +1,7 @@
 //! An edge dies and another comes: what it finds.
 
-use std::path::PathBuf;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use dsec_edge::sandbox::record::Stored;
@@ -13,22 +14,27 @@ fn random(id: &str) -> &str {
 }
 
 fn record_file(world: &World, id: &str) -> PathBuf {
-    world.state.join("sandboxes").join(random(id)).join("record.json")
+    world.state.join("sandboxes").join(random(id)).join("record.ndjson")
 }
 
 /// Changes a record on disk as only a test or a bad disk does.
 fn tamper(world: &World, id: &str, change: impl FnOnce(&mut Value)) {
     let path = record_file(world, id);
-    let mut value: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let text = std::fs::read_to_string(&path).unwrap();
+    let mut value: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
     change(&mut value);
-    std::fs::write(path, value.to_string()).unwrap();
+    std::fs::write(path, format!("{value}\n")).unwrap();
+}
+
+fn append(path: &Path, bytes: &[u8]) {
+    std::fs::File::options().append(true).open(path).unwrap().write_all(bytes).unwrap();
 }
 
 /// The record says what the test needs: it is written a moment after callers know.
 async fn on_disk(world: &World, id: &str, state: &str) {
     until("the record", || {
         let bytes = std::fs::read(record_file(world, id)).map_err(|e| e.to_string())?;
-        let stored: Stored = serde_json::from_slice(&bytes).map_err(|e| e.to_string())?;
+        let stored = Stored::parse(&bytes)?;
         let seen = stored.sandbox.state.as_str();
         if seen == state && stored.anchor.is_some() { Ok(()) } else { Err(seen.to_owned()) }
     })
@@ -51,6 +57,8 @@ async fn sandboxes_commands_and_output_outlive_the_edge() {
     let logs = edge.client.get(&logs_path).await.text();
     assert!(logs.contains("exec_ended"), "{logs}");
     drop(edge);
+    // Killed here, in the middle of the next version.
+    append(&record_file(&world, &id), b"\n{\"sandbox\": {");
 
     let edge = world.edge();
     let later = edge.client.get(&logs_path).await.text();
@@ -77,6 +85,27 @@ async fn sandboxes_commands_and_output_outlive_the_edge() {
     edge.client.delete("/v1/images/base").await.refused(409, "conflict");
     edge.client.delete(&format!("/v1/sandboxes/{id}")).await.expect(200);
     assert_eq!(edge.client.delete("/v1/images/base").await.status, 204);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_stays_small_and_its_last_whole_version_counts() {
+    let world = World::new();
+    let edge = world.ready().await;
+    let id = edge.client.create().await;
+    on_disk(&world, &id, "running").await;
+    let path = record_file(&world, &id);
+    let mut stored = Stored::parse(&std::fs::read(&path).unwrap()).unwrap();
+    for at in 1..=200 {
+        stored.sandbox.last_active_ms = at;
+        stored.write(&world.state).unwrap();
+        if at % 10 == 0 {
+            append(&path, b"\n{\"sandbox\": {");
+        }
+        let text = std::fs::read(&path).unwrap();
+        assert_eq!(Stored::parse(&text).unwrap().sandbox.last_active_ms, at);
+        assert!(text.len() < 80 << 10, "{} bytes", text.len());
+    }
+    assert!(Stored::parse(b"\n{\"sandbox\"").unwrap_err().contains("no whole version"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -120,7 +149,7 @@ async fn what_did_not_outlive_the_edge_is_failed_and_swept() {
         r["sandbox"]["state"] = json!("stopping");
         r["sandbox"]["reason"] = json!({ "code": "lifetime" });
     });
-    std::fs::write(record_file(&world, damaged), "{\"sandbox\": nonsense").unwrap();
+    std::fs::write(record_file(&world, damaged), "{\"sandbox\": nonsense\n").unwrap();
 
     let edge = world.edge();
     let end = async |id: &str| {
@@ -134,7 +163,7 @@ async fn what_did_not_outlive_the_edge_is_failed_and_swept() {
     assert_eq!(end(stopping).await, pair("stopped", "lifetime"));
     edge.client.get(&format!("/v1/sandboxes/{damaged}")).await.refused(404, "not_found");
     assert_eq!(world.host.alive(), 0, "something was left running");
-    assert!(world.state.join(format!("damaged/{}.json", random(damaged))).exists());
+    assert!(world.state.join(format!("damaged/{}.ndjson", random(damaged))).exists());
     assert_eq!(std::fs::read_dir(world.state.join("sandboxes")).unwrap().count(), 0);
 }
 
