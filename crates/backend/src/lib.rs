@@ -114,12 +114,11 @@ pub trait Instance: Send + Sync + fmt::Debug {
     fn oom_kills(&self) -> u64;
     /// Reports of those kills that were seen since the last call: process name, host pid, resident bytes.
     fn take_oom_reports(&self) -> Vec<OomReport>;
-    /// What it has written until now, as it is at one moment. With `still`, its processes stand still meanwhile, some
-    /// milliseconds, so that no file is between two writes that belong together.
+    /// What it has written until now, as it is at one moment.
     ///
     /// # Errors
-    /// This host cannot make it stand still, or its processes do not; the file system's.
-    fn snapshot(&self, still: bool) -> Result<Snapshot, BackendError>;
+    /// [`SnapshotError`]; nothing is left of it then, and the sandbox goes on.
+    fn snapshot(&self, quiesce: Quiesce) -> Result<Snapshot, SnapshotError>;
     /// SIGKILL to every process of it. Does not wait; see [`Self::exit_fd`].
     fn kill(&self);
     /// Holds the file-count limit, which some file systems cannot: looks, and stops further writes
@@ -131,6 +130,40 @@ pub trait Instance: Send + Sync + fmt::Debug {
     /// # Errors
     /// What could not be removed; the rest is removed all the same.
     fn clean_up(&self) -> Result<(), BackendError>;
+}
+
+/// What a sandbox's processes do while a snapshot of it is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Quiesce {
+    /// They go on. The snapshot is of one moment, in which any of them may be between two writes that belong together.
+    GoOn,
+    /// They stand still, some milliseconds, and go on afterwards.
+    StandStill,
+    /// As `StandStill`, and no snapshot is taken while one of them has a file open for writing.
+    WriteNothing,
+}
+
+/// Why there is no snapshot.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// This host cannot make a sandbox stand still.
+    #[error("this host cannot make a sandbox's processes stand still: it has no cgroup version 2")]
+    Unsupported,
+    /// They did not stand still in time.
+    #[error("the sandbox's processes did not stand still within {} s", limit.as_secs())]
+    Restless {
+        /// The time they had.
+        limit: Duration,
+    },
+    /// Files are open for writing.
+    #[error("{} files of the sandbox are open for writing", files.len())]
+    Writing {
+        /// Which, and by what: a name of at most 15 bytes. Some of them, if they are many.
+        files: Vec<(String, PathBuf)>,
+    },
+    /// The host failed.
+    #[error("a snapshot cannot be taken")]
+    Failed(#[source] BackendError),
 }
 
 /// What a sandbox had written at one moment. Gone when dropped.

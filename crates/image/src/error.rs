@@ -172,6 +172,12 @@ pub enum EntryProblem {
         /// The attribute.
         name: String,
     },
+    /// A rule says that it must not be there.
+    #[error("it matches the deny rule `{rule}`; remove it, exclude it, or drop the rule")]
+    Denied {
+        /// The rule.
+        rule: String,
+    },
     /// The store did not take a pack.
     #[error("a pack of the layer's content cannot be stored; look at the store")]
     Pack {
@@ -377,6 +383,7 @@ impl EntryProblem {
             | Self::ImageTooLarge => ErrorKind::TooLarge,
             Self::DiskFull { .. } => ErrorKind::ResourceExhausted,
             Self::Write { .. } | Self::Pack { .. } => ErrorKind::Internal,
+            Self::Denied { .. } => ErrorKind::Conflict,
             _ => ErrorKind::InvalidArgument,
         }
     }

@@ -9,13 +9,13 @@ mod support;
 use std::fs;
 use std::io::Write;
 
-use dsec_image::ImportLimits;
 use dsec_image::build::{
-    Donors, FileIndex, Hidden, PackSink, Previous, Workshop, from_directory, from_upper, merge, oci_form,
-    resolve_redirects,
+    Donors, Effect, FileIndex, Hidden, PackSink, PackedUpper, Previous, Rules, Upper, Workshop,
+    from_directory, from_upper, look_for_denied, merge, oci_form, resolve_redirects,
 };
-use dsec_image::erofs::LayerTree;
+use dsec_image::erofs::{LayerTree, Timestamp};
 use dsec_image::layer::PackId;
+use dsec_image::{EntryProblem, ImportError, ImportLimits};
 use support::archive::Archive;
 use support::layers::Shop;
 use support::layout::Layout;
@@ -108,9 +108,13 @@ fn a_second_pack_of_an_upper_directory_stores_what_changed() {
     );
     let limits = ImportLimits::default();
     let mut shop = Shop::new();
-    let none = Previous::default();
-    let (first, previous) =
-        shop.make(&[], |shop| from_upper(upper.path(), &none, &limits, shop), |made| &made.0);
+    let packed = |shop: &mut Shop, donors: &[&FileIndex], previous: &Previous, moment| {
+        let (path, rules) = (upper.path(), &Rules::default());
+        let upper = Upper { path, previous, rules, moment };
+        shop.make(donors, |shop| from_upper(&upper, &limits, shop), |made| &made.built)
+    };
+    let long_ago = Timestamp::default();
+    let PackedUpper { built: first, previous, .. } = packed(&mut shop, &[], &Previous::default(), long_ago);
     let previous = Previous::decode(&previous.encode()).unwrap();
     assert_eq!(previous.len(), 9);
     assert_eq!(first.blob.as_ref().unwrap().index.size(), (8 * 13 + 1) * 4096);
@@ -118,17 +122,84 @@ fn a_second_pack_of_an_upper_directory_stores_what_changed() {
         upper.path(),
         "printf y >> d/3; chmod 600 d/4; rm d/5; mv d/6 six; ln d/7 seven; printf new > d/new",
     );
-    let (second, _) =
-        shop.make(&[], |shop| from_upper(upper.path(), &previous, &limits, shop), |made| &made.0);
+    let second = packed(&mut shop, &[], &previous, long_ago).built;
     // d/3 and d/new; d/4 and what else has a new change time is read again, and found to be the same as nothing.
     let stored = second.blob.as_ref().unwrap().index.size();
     assert!(stored <= (13 * 4 + 1) * 4096, "{stored}");
     let mount = shop.mount(&second.layer);
     assert_same(&facts(upper.path()), &facts(mount.path()));
     // With the first pack as a donor only what is new is stored.
-    let (third, _) =
-        shop.make(&[&first.files], |shop| from_upper(upper.path(), &previous, &limits, shop), |made| &made.0);
+    let third = packed(&mut shop, &[&first.files], &previous, long_ago).built;
     assert_eq!(third.blob.as_ref().unwrap().index.size(), (13 + 1) * 4096);
+    // Who knows when the last change can have been trusts files that changed with it.
+    assert!(packed(&mut shop, &[], &Previous::default(), long_ago).previous.len() < 9);
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let later = Timestamp { seconds: now.as_secs() as i64 + 1, nanoseconds: 0 };
+    assert_eq!(packed(&mut shop, &[], &Previous::default(), later).previous.len(), 9);
+}
+
+#[test]
+fn what_rules_leave_out_is_not_read_and_what_they_deny_fails() {
+    let upper = tempfile::tempdir().unwrap();
+    shell(
+        upper.path(),
+        "mkdir -p work/__pycache__/deep root/.ssh data/sub var/log/app
+         head -c 100000 /dev/urandom > work/__pycache__/a.pyc; echo b > work/__pycache__/deep/b.pyc
+         echo key > root/.ssh/id_rsa; ln root/.ssh/id_rsa work/linked; echo x > data/sub/x; echo l > var/log/app/l
+         echo code > work/a.py; mknod root/.ssh/old c 0 0; mknod data/gone c 0 0; ln -s /etc/shadow data/link
+         mkfifo data/pipe",
+    );
+    // Were it opened, this would fail: nobody may read it, and it is a link out of the directory.
+    shell(upper.path(), "ln -s / work/__pycache__/host; setfattr -n trusted.overlay.metacopy work/__pycache__/a.pyc");
+    let limits = ImportLimits::default();
+    let mut shop = Shop::new();
+    let mut rules = Rules::default();
+    for name in Rules::residue_names() {
+        assert!(rules.scrub(name));
+    }
+    rules.add(Effect::Exclude, "/data/**", "/data/**").unwrap();
+    let previous = Previous::default();
+    fn of<'a>(path: &'a std::path::Path, previous: &'a Previous, rules: &'a Rules) -> Upper<'a> {
+        Upper { path, previous, rules, moment: Timestamp::default() }
+    }
+    let packed = shop.make(&[], |shop| from_upper(&of(upper.path(), &previous, &rules), &limits, shop), |made| &made.built);
+    let left: Vec<_> = packed.left_out.iter().map(|left| (left.rule.as_str(), left.files, left.bytes)).collect();
+    assert_eq!(
+        left,
+        [("/data/**", 5, 2), ("caches/python", 5, 100_002), ("keys", 1, 4), ("logs", 1, 2)]
+    );
+    assert_eq!(packed.left_out[1].paths, ["/work/__pycache__"]);
+    let mount = shop.mount(&packed.built.layer);
+    let expected = tempfile::tempdir().unwrap();
+    shell(
+        upper.path(),
+        &format!("rm -r data work/__pycache__ root/.ssh/id_rsa var/log/app/l; mkdir data; cp -a . {}", expected.path().display()),
+    );
+    let without_times = |mut all: std::collections::BTreeMap<Vec<u8>, support::Facts>| {
+        all.values_mut().for_each(|facts| (facts.mtime, facts.links) = ((0, 0), 0));
+        all
+    };
+    assert_same(&without_times(facts(expected.path())), &without_times(facts(mount.path())));
+    // The key is there under its other name, and a rule that denies it says where.
+    rules.add(Effect::Deny, "linked", "linked").unwrap();
+    let workshop = Workshop {
+        blob_path: &shop.dir.path().join("denied"),
+        donors: Donors::default(),
+        sink: &mut shop.packs,
+        progress: &mut |_| (),
+    };
+    for denied in [
+        look_for_denied(&of(upper.path(), &previous, &rules), &limits).unwrap_err(),
+        from_upper(&of(upper.path(), &previous, &rules), &limits, workshop).map(drop).unwrap_err(),
+    ] {
+        let ImportError::Entry { entry, problem: EntryProblem::Denied { rule }, .. } = denied else {
+            panic!("{denied:?}");
+        };
+        assert_eq!((entry.as_str(), rule.as_str()), ("work/linked", "linked"));
+    }
+    let mut other = Rules::default();
+    other.add(Effect::Deny, "*.pem", "*.pem").unwrap();
+    look_for_denied(&of(upper.path(), &previous, &other), &limits).unwrap();
 }
 
 /// Merges the layers of an image as the store does, and compares with the image that is imported whole.
@@ -262,9 +333,11 @@ fn an_upper_directory_packs_to_what_the_overlay_showed() {
     let expected = facts(overlay.path());
     drop(overlay);
     let upper = writable.path().join("u");
-    let none = Previous::default();
-    let (built, _) =
-        shop.make(&[&lower.files], |shop| from_upper(&upper, &none, &limits, shop), |made| &made.0);
+    let (previous, rules, moment) = (&Previous::default(), &Rules::default(), Timestamp::default());
+    let upper = Upper { path: &upper, previous, rules, moment };
+    let packed =
+        shop.make(&[&lower.files], |shop| from_upper(&upper, &limits, shop), |made| &made.built);
+    let built = packed.built;
     let layer = resolve_redirects(&built.layer, &lower.layer, 100_000).unwrap();
     let merged = merge(&[&lower.layer, &layer], Hidden::Drop, 100_000).unwrap();
     let mount = shop.mount(&merged);

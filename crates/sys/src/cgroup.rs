@@ -378,6 +378,11 @@ impl Group {
         entries.flatten().filter_map(|e| e.file_name().to_str()?.strip_prefix("run-")?.parse().ok()).collect()
     }
 
+    /// Whether this host can make it stand still.
+    pub fn can_freeze(&self) -> bool {
+        self.whole.is_some()
+    }
+
     /// Stops all in the sandbox, the agent too, until [`Self::thaw`]; waits until all stand still, at most `limit`. False: this
     /// host cannot (it has no version 2), or not in time; then nothing is stopped.
     pub fn freeze(&self, limit: Duration) -> bool {

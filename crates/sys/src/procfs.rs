@@ -2,6 +2,10 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
 fn parse<T: std::str::FromStr>(text: Option<&str>, what: &'static str) -> io::Result<T> {
     text.and_then(|t| t.trim().parse().ok()).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, what))
@@ -65,6 +69,85 @@ fn udp_bytes(table: &str) -> u64 {
     table.lines().skip(1).filter_map(line).sum()
 }
 
+/// A file that a process can write to right now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WrittenFile {
+    /// Command name of the process, at most 15 bytes.
+    pub command: String,
+    /// The file, as the process sees it.
+    pub path: PathBuf,
+}
+
+/// Id of the mount that a process has as its root.
+///
+/// # Errors
+/// The process is gone.
+pub fn root_mount(pid: i32) -> io::Result<u64> {
+    mount_of(&format!("/proc/{pid}/root/"))
+}
+
+fn mount_of(path: &str) -> io::Result<u64> {
+    Ok(statx(CWD, path, AtFlags::empty(), StatxFlags::MNT_ID)?.stx_mnt_id)
+}
+
+/// Regular files on a mount that a process has open for writing, or mapped so that what it writes to memory goes there.
+/// Files without a name left do not count. Each descriptor that is looked at takes one off `budget`.
+///
+/// # Errors
+/// There are more than that. A process that is gone has none.
+pub fn written_files(pid: i32, mount: u64, budget: &mut u64) -> io::Result<Vec<WrittenFile>> {
+    let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned();
+    let mut found = Vec::new();
+    let mut spend = || match budget.checked_sub(1) {
+        Some(left) => {
+            *budget = left;
+            Ok(())
+        }
+        None => Err(io::Error::other("there are too many open files to look at")),
+    };
+    let named = |link: &str| fs::metadata(link).is_ok_and(|meta| meta.is_file() && meta.nlink() > 0);
+    let mut note = |link: &str| {
+        if let Ok(path) = fs::read_link(link) {
+            found.push(WrittenFile { command: command.clone(), path });
+        }
+    };
+    for entry in fs::read_dir(format!("/proc/{pid}/fdinfo")).into_iter().flatten().flatten() {
+        spend()?;
+        let info = fs::read_to_string(entry.path()).unwrap_or_default();
+        let link = format!("/proc/{pid}/fd/{}", entry.file_name().to_string_lossy());
+        if is_open_for_writing(&info, mount) && named(&link) {
+            note(&link);
+        }
+    }
+    for line in fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default().lines() {
+        let Some(range) = shared_and_writable(line) else { continue };
+        spend()?;
+        let link = format!("/proc/{pid}/map_files/{range}");
+        if mount_of(&link).is_ok_and(|of| of == mount) && named(&link) {
+            note(&link);
+        }
+    }
+    Ok(found)
+}
+
+/// Whether `/proc/PID/fdinfo/N` is of a file on the mount that can be written to.
+fn is_open_for_writing(info: &str, mount: u64) -> bool {
+    let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    let flags = field("flags:").and_then(|text| i32::from_str_radix(text, 8).ok()).unwrap_or(0);
+    let is_path = flags & libc::O_PATH != 0;
+    !is_path
+        && flags & libc::O_ACCMODE != libc::O_RDONLY
+        && field("mnt_id:").and_then(|text| text.parse().ok()) == Some(mount)
+}
+
+/// The addresses of a line of `/proc/PID/maps` if what is written there goes to a file.
+fn shared_and_writable(line: &str) -> Option<&str> {
+    let mut fields = line.split_ascii_whitespace();
+    let (range, access) = (fields.next()?, fields.next()?);
+    let inode = fields.nth(2)?;
+    (access.as_bytes().get(1) == Some(&b'w') && access.ends_with('s') && inode != "0").then_some(range)
+}
+
 /// Memory of the machine and what is available now, KiB.
 ///
 /// # Errors
@@ -99,6 +182,41 @@ mod tests {
         let udp = "   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n\
                    7: 0100007F:1F90 00000000:0000 07 00000001:00000100 00:00000000 00000000     0\n";
         assert_eq!(udp_bytes(udp), 257);
+    }
+
+    #[test]
+    fn files_that_are_open_for_writing_are_found_and_others_are_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let me = std::process::id() as i32;
+        let mount = mount_of(&dir.path().display().to_string()).unwrap();
+        let seen = |name: &str| {
+            let found = written_files(me, mount, &mut 100_000).unwrap();
+            found.iter().any(|file| file.path == dir.path().join(name))
+        };
+        let (read, write, gone, mapped) = ("read", "write", "gone", "mapped");
+        for name in [read, write, gone, mapped] {
+            fs::write(dir.path().join(name), [0; 4096]).unwrap();
+        }
+        let open = |name: &str| {
+            fs::OpenOptions::new().read(true).write(true).open(dir.path().join(name)).unwrap()
+        };
+        let _read = fs::File::open(dir.path().join(read)).unwrap();
+        let (_write, _gone, to_map) = (open(write), open(gone), open(mapped));
+        fs::remove_file(dir.path().join(gone)).unwrap();
+        // SAFETY: a new mapping of a page of the file, which nothing refers to.
+        let at = unsafe {
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            let fd = std::os::fd::AsRawFd::as_raw_fd(&to_map);
+            libc::mmap(std::ptr::null_mut(), 4096, access, libc::MAP_SHARED, fd, 0)
+        };
+        assert_ne!(at, libc::MAP_FAILED);
+        drop(to_map);
+        assert!(seen(write) && seen(mapped) && !seen(read) && !seen(gone));
+        assert!(written_files(me, mount + 1_000_000, &mut 100_000).unwrap().is_empty());
+        assert!(written_files(me, mount, &mut 1).is_err());
+        // SAFETY: the mapping of above.
+        assert_eq!(unsafe { libc::munmap(at, 4096) }, 0);
+        assert!(!seen(mapped));
     }
 
     #[test]

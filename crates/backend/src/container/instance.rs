@@ -15,12 +15,18 @@ use dsec_sys::{process, procfs};
 use rustix::fs::{Dir, FileType, Mode, OFlags, open, openat};
 
 use super::shared::Shared;
-use crate::{Anchor, BackendError, ExecCgroup, Instance, OomReport, RawUsage, Snapshot};
+use crate::{
+    Anchor, BackendError, ExecCgroup, Instance, OomReport, Quiesce, RawUsage, Snapshot, SnapshotError,
+};
 
 /// How long the last process of a killed container may take to go.
 const END_WAIT: Duration = Duration::from_secs(10);
 /// How long a container's processes may take to stand still: those in a slow system call come first out of it.
 const FREEZE_MAX: Duration = Duration::from_secs(2);
+/// Open files of one container that are looked at before a snapshot of it is refused: a tenth of a second's work.
+const OPEN_FILES_MAX: u64 = 20_000;
+/// Open files that a refused snapshot names.
+const WRITERS_NAMED_MAX: usize = 10;
 /// Least metadata and data that a file costs on btrfs, bytes: below this many for each allowed file nobody need count.
 const FILE_BYTES_MIN: u64 = 256;
 /// What a layer may still grow by when it has too many files: room to remove some, which needs metadata.
@@ -124,6 +130,50 @@ impl Container {
     }
 }
 
+/// Lets a container's processes go on when dropped.
+struct Still<'a>(&'a Group);
+
+impl Drop for Still<'_> {
+    fn drop(&mut self) {
+        self.0.thaw();
+    }
+}
+
+impl Container {
+    fn no_snapshot(&self, error: io::Error) -> SnapshotError {
+        SnapshotError::Failed(BackendError::new(format!("take a snapshot of {}", self.name), error))
+    }
+
+    fn stand_still(&self) -> Result<Still<'_>, SnapshotError> {
+        if !self.group.can_freeze() {
+            return Err(SnapshotError::Unsupported);
+        }
+        if !self.group.freeze(FREEZE_MAX) {
+            return Err(SnapshotError::Restless { limit: FREEZE_MAX });
+        }
+        Ok(Still(&self.group))
+    }
+
+    /// Files of the container's root that its processes, which stand still, can write to.
+    fn written_files(&self) -> Result<Vec<(String, PathBuf)>, SnapshotError> {
+        let failed = |e| self.no_snapshot(e);
+        let root = procfs::root_mount(self.anchor.pid).map_err(failed)?;
+        let mut budget = OPEN_FILES_MAX;
+        let mut found = Vec::new();
+        let runs = self.group.run_numbers();
+        let pids = runs.into_iter().flat_map(|number| self.group.run_pids(number));
+        for pid in std::iter::once(self.anchor.pid).chain(pids) {
+            let files = procfs::written_files(pid, root, &mut budget).map_err(failed)?;
+            found.extend(files.into_iter().map(|file| (file.command, file.path)));
+            if found.len() >= WRITERS_NAMED_MAX {
+                found.truncate(WRITERS_NAMED_MAX);
+                break;
+            }
+        }
+        Ok(found)
+    }
+}
+
 impl Instance for Container {
     fn anchor(&self) -> &Anchor {
         &self.anchor
@@ -194,19 +244,18 @@ impl Instance for Container {
         self.shared.oom.take(self.range)
     }
 
-    fn snapshot(&self, still: bool) -> Result<Snapshot, BackendError> {
-        let what = || format!("take a snapshot of {}", self.name);
+    fn snapshot(&self, quiesce: Quiesce) -> Result<Snapshot, SnapshotError> {
         let number = self.snapshots.fetch_add(1, Ordering::Relaxed);
         let name = format!("{}.snapshot-{number}", self.name);
-        if still && !self.group.freeze(FREEZE_MAX) {
-            let found = format!("its processes do not stand still within {} s", FREEZE_MAX.as_secs());
-            return Err(BackendError::new(what(), io::Error::other(found)));
+        let _still = if quiesce == Quiesce::GoOn { None } else { Some(self.stand_still()?) };
+        if quiesce == Quiesce::WriteNothing {
+            let files = self.written_files()?;
+            if !files.is_empty() {
+                return Err(SnapshotError::Writing { files });
+            }
         }
         let made = self.shared.storage.snapshot(&self.name, &name);
-        if still {
-            self.group.thaw();
-        }
-        made.map_err(|e| BackendError::new(what(), e))?;
+        made.map_err(|e| self.no_snapshot(e))?;
         let (upper, shared) = (self.shared.storage.upper(&name), Arc::clone(&self.shared));
         Ok(Snapshot::new(upper, move || {
             if let Err(error) = shared.storage.destroy(&name) {

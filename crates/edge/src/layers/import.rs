@@ -6,33 +6,19 @@
 //!             ...                             └─► plain file ──► cache ┘
 //! ```
 
-use std::collections::HashMap;
-use std::io;
 use std::path::Path;
-use std::sync::Arc;
-use std::time::Duration;
 
-use dsec_image::build::{ArchiveSource, BuiltBlob, BuiltLayer, Donors, Hidden, PackSink, Workshop, merge};
-use dsec_image::erofs::{BlobRef as Pointed, LayerTree};
-use dsec_image::layer::{
-    BlobId, BlobIndex, BlobRef, Digest, Facts, Label, LayerId, LayerKind, LayerRef, MANIFEST_FORMAT,
-    Manifest, MetadataRef, PackId, Parent, ParentRole, Select, Source,
-};
+use dsec_image::build::{ArchiveSource, BuiltLayer, Donors, FileIndex, Hidden, Workshop, merge};
+use dsec_image::erofs::LayerTree;
+use dsec_image::layer::{LayerId, LayerKind, LayerRef, Manifest, Parent, ParentRole, Source};
 use dsec_image::{ImageConfig, ImportError, ImportLimits, ImportPhase, ImportProgress};
 use dsec_model::ErrorKind;
 use dsec_proto::rest::{ApiError, Image};
-use dsec_store::{Lease, PackSender, Publish, StoreError};
-use tokio::runtime::Handle;
+use dsec_store::StoreError;
 
+use super::publish::{About, Session, Sink};
 use super::{Layers, names};
-use crate::error::{import_failed, internal, store_failed};
-
-/// What says of a layer that it was made here.
-const BUILDER: &str = concat!("dsec ", env!("CARGO_PKG_VERSION"));
-/// How long a publisher that died keeps what it began.
-const LEASE_TTL: Duration = Duration::from_secs(300);
-/// Digits of a layer's id that are its version when none is given.
-const VERSION_DIGITS: usize = 16;
+use crate::error::{import_failed, store_failed};
 
 /// An import that is asked for.
 pub struct Import<'a> {
@@ -48,23 +34,11 @@ pub struct Import<'a> {
     pub source: String,
 }
 
-/// Hands packs to the store, from a thread that may block.
-struct Sink<'a>(&'a PackSender);
-
-impl PackSink for Sink<'_> {
-    fn pack(&mut self, _: PackId, bytes: Vec<u8>) -> io::Result<()> {
-        // The sending's own end says why it failed.
-        if self.0.send(bytes.into()) {
-            Ok(())
-        } else {
-            Err(io::Error::other("the store does not take packs"))
-        }
-    }
-}
-
 /// One archive of an image, as a layer of its own.
 struct Part {
     tree: LayerTree,
+    /// Where its files lie.
+    files: FileIndex,
     /// The published layer, of those that were known.
     known: Option<LayerId>,
     diff_id: Option<String>,
@@ -75,14 +49,7 @@ struct Part {
 struct Job<'a> {
     layers: &'a Layers,
     asked: &'a Import<'a>,
-    lease: Arc<Lease>,
-    publish: Publish,
-    runtime: Handle,
-    work: tempfile::TempDir,
-    /// Blobs that were built now.
-    built: Vec<BuiltBlob>,
-    /// Blobs of known parts, as manifests name them.
-    blobs: HashMap<BlobId, (BlobRef, u64)>,
+    session: Session<'a>,
 }
 
 impl Layers {
@@ -95,19 +62,9 @@ impl Layers {
         asked: &Import<'_>,
         progress: &mut dyn FnMut(ImportProgress),
     ) -> Result<Image, ApiError> {
-        let runtime = Handle::current();
-        let work = tempfile::tempdir_in(self.dir.join("work"))
-            .map_err(|e| internal("a directory for the import cannot be made", &e))?;
-        // A lease of its own: what a publisher holds goes with it, what the node uses stays.
-        let lease = runtime
-            .block_on(Lease::begin(&self.store, "import", LEASE_TTL))
-            .map(Arc::new)
-            .map_err(|e| store_failed(&e))?;
-        let publish = runtime.block_on(Publish::begin(Arc::clone(&lease))).map_err(|e| store_failed(&e))?;
-        let (built, blobs) = (Vec::new(), HashMap::new());
-        let mut job = Job { layers: self, asked, lease, publish, runtime, work, built, blobs };
+        let mut job = Job { layers: self, asked, session: Session::begin(self, "import")? };
         let imported = job.run(progress);
-        job.end();
+        job.session.end();
         imported
     }
 }
@@ -116,18 +73,8 @@ impl Job<'_> {
     fn run(&mut self, progress: &mut dyn FnMut(ImportProgress)) -> Result<Image, ApiError> {
         let (parts, config) = self.parts(progress)?;
         let (id, manifest) = self.publish(parts, config)?;
-        self.keep_content();
-        self.layers.names.forget(self.asked.kind, &self.asked.name.name);
+        self.session.keep_content();
         Ok(self.layers.show(names::shown(&self.asked.name), &id, &manifest))
-    }
-
-    /// Gives the lease back; one that cannot be given back runs out.
-    fn end(self) {
-        let Self { lease, publish, runtime, .. } = self;
-        drop(publish);
-        if let Some(Err(error)) = Arc::into_inner(lease).map(|lease| runtime.block_on(lease.release())) {
-            tracing::warn!(error = &error as &dyn std::error::Error, "an import's lease was not given back");
-        }
     }
 
     /// Makes or finds every part; on return all packs are in the store.
@@ -135,91 +82,18 @@ impl Job<'_> {
         &mut self,
         progress: &mut dyn FnMut(ImportProgress),
     ) -> Result<(Vec<Part>, ImageConfig), ApiError> {
-        let (sender, sending) = self.publish.sender();
-        let sending = self.runtime.spawn(sending);
-        let made = self.make_parts(&sender, progress);
-        drop(sender);
+        let (layers, asked) = (self.layers, self.asked);
+        let made = self.session.with_packs(|session, sink| make_parts(layers, asked, session, sink, progress));
         progress(ImportProgress {
             phase: ImportPhase::Sealing,
             source_bytes: 0,
             source_bytes_total: 0,
             files: 0,
         });
-        let sent = self.runtime.block_on(sending).map_err(|e| internal("sending packs broke off", &e))?;
-        // A store that refuses is why the making failed, if it did.
-        sent.map_err(|e| store_failed(&e))?;
         made
     }
 
-    fn make_parts(
-        &mut self,
-        sender: &PackSender,
-        progress: &mut dyn FnMut(ImportProgress),
-    ) -> Result<(Vec<Part>, ImageConfig), ApiError> {
-        let limits = ImportLimits::default();
-        let refused = |e: ImportError| import_failed(&e, self.asked.archive, &self.asked.source);
-        let mut source =
-            ArchiveSource::open(self.asked.archive, self.work.path(), &limits).map_err(refused)?;
-        let mut parts = Vec::new();
-        for (number, diff_id) in source.diff_ids().into_iter().enumerate() {
-            if let Some(known) = diff_id.as_deref().and_then(|diff_id| self.known(diff_id)) {
-                parts.push(known);
-                continue;
-            }
-            let blob_path = self.work.path().join(format!("blob-{number}"));
-            let workshop = Workshop {
-                blob_path: &blob_path,
-                donors: Donors::default(),
-                sink: &mut Sink(sender),
-                progress,
-            };
-            let built = source.build(number, workshop).map_err(refused)?;
-            let BuiltLayer { layer, blob, diff_id, content_bytes, .. } = built;
-            self.built.extend(blob);
-            let diff_id = diff_id.map(|digest| format!("sha256:{digest}"));
-            parts.push(Part { tree: layer, known: None, diff_id, content_bytes });
-        }
-        Ok((parts, source.config().clone()))
-    }
-
-    /// A part that was converted before and is still there. Whatever is wrong with it, it is made again.
-    fn known(&mut self, diff_id: &str) -> Option<Part> {
-        let diff_id = if diff_id.contains(':') { diff_id.to_owned() } else { format!("sha256:{diff_id}") };
-        let (layers, lease) = (self.layers, &self.lease);
-        let found = self.runtime.block_on(async {
-            let Some(id) = layers.store.converted(&diff_id).await? else { return Ok(None) };
-            let manifest = lease.use_layer(&id).await?;
-            let metadata = layers.store.metadata(&manifest.metadata.id).await?;
-            let mut sizes = Vec::new();
-            for blob in &manifest.blobs {
-                sizes.push(packed_bytes(&layers.store.blob_index(&blob.id).await?));
-            }
-            Ok::<_, StoreError>(Some((id, manifest, metadata, sizes)))
-        });
-        let (id, manifest, metadata, sizes) = match found {
-            Ok(found) => found?,
-            Err(error) => {
-                tracing::info!(
-                    diff_id,
-                    error = &error as &dyn std::error::Error,
-                    "a layer is converted again"
-                );
-                return None;
-            }
-        };
-        let tree = LayerTree::decode(&metadata).ok()?;
-        self.blobs.extend(manifest.blobs.iter().zip(sizes).map(|(blob, size)| (blob.id, (*blob, size))));
-        let content_bytes = manifest.facts.content_bytes;
-        Some(Part { tree, known: Some(id), diff_id: Some(diff_id), content_bytes })
-    }
-
     fn publish(&mut self, parts: Vec<Part>, config: ImageConfig) -> Result<(LayerId, Manifest), ApiError> {
-        for built in &self.built {
-            self.runtime.block_on(self.publish.blob(&built.index)).map_err(|e| store_failed(&e))?;
-            let index_size = built.index.encode().len() as u64;
-            let blob = BlobRef { id: built.id, index_size, size: built.index.size() };
-            self.blobs.insert(built.id, (blob, packed_bytes(&built.index)));
-        }
         let is_image = parts.iter().any(|part| part.diff_id.is_some());
         let mut parents = Vec::new();
         if is_image {
@@ -232,108 +106,100 @@ impl Job<'_> {
         let merged = merge(&trees, Hidden::Drop, ImportLimits::default().max_files).map_err(|e| {
             ApiError::new(ErrorKind::InvalidArgument, format!("the image's layers do not fit: {e}"))
         })?;
-        let content_bytes = parts.iter().map(|part| part.content_bytes).sum();
-        let (metadata, mut manifest) = self.manifest(&merged, content_bytes)?;
-        manifest.kind = self.asked.kind;
-        manifest.parents = parents;
-        manifest.config = (self.asked.kind == LayerKind::Base).then_some(config);
-        manifest.facts.diff_ids = parts.iter().filter_map(|part| part.diff_id.clone()).collect();
-        let id = self.name(metadata, &manifest)?;
+        let files = FileIndex::joined(parts.iter().map(|part| &part.files));
+        let kind = self.asked.kind;
+        let mut draft = self.session.draft(
+            &merged,
+            About {
+                kind,
+                parents,
+                source: self.source(),
+                diff_ids: parts.iter().filter_map(|part| part.diff_id.clone()).collect(),
+                content_bytes: parts.iter().map(|part| part.content_bytes).sum(),
+            },
+        )?;
+        draft.manifest.config = (kind == LayerKind::Base).then_some(config);
+        let manifest = draft.manifest.clone();
+        let id = self.session.name(draft, &files, &self.asked.name)?;
         Ok((id, manifest))
     }
 
     /// Publishes a part for the next image that has it.
-    fn publish_part(&self, part: &Part) -> Result<LayerId, ApiError> {
+    fn publish_part(&mut self, part: &Part) -> Result<LayerId, ApiError> {
         if let Some(known) = part.known {
             return Ok(known);
         }
-        let (metadata, mut manifest) = self.manifest(&part.tree, part.content_bytes)?;
-        manifest.facts.diff_ids = part.diff_id.iter().cloned().collect();
-        let published = self.runtime.block_on(async {
-            let id = self.publish.finish(&[], metadata.into(), &manifest, None).await?;
+        let about = About {
+            kind: LayerKind::Base,
+            parents: Vec::new(),
+            source: self.source(),
+            diff_ids: part.diff_id.iter().cloned().collect(),
+            content_bytes: part.content_bytes,
+        };
+        let draft = self.session.draft(&part.tree, about)?;
+        let published = self.session.finish(draft, &part.files).and_then(|id| {
             if let Some(diff_id) = &part.diff_id {
-                self.layers.store.put_converted(diff_id, id).await?;
+                self.session.wait(self.layers.store.put_converted(diff_id, id))?;
             }
             Ok(id)
         });
         published.map_err(|e: StoreError| store_failed(&e))
     }
 
-    /// The metadata image of a tree, and a manifest of a base without a parent.
-    fn manifest(&self, layer: &LayerTree, content_bytes: u64) -> Result<(Vec<u8>, Manifest), ApiError> {
-        let (metadata, pointed) =
-            layer.encode().map_err(|e| internal("the layer's metadata cannot be written", &e))?;
-        let blobs = pointed.iter().map(|blob| self.blob(blob)).collect::<Result<Vec<_>, _>>()?;
-        let files = layer.tree.iter().count() as u64;
-        let newest = layer.tree.iter().map(|(_, inode)| inode.attributes.mtime.seconds).max();
-        let manifest = Manifest {
-            format: MANIFEST_FORMAT,
-            kind: LayerKind::Base,
-            metadata: MetadataRef {
-                id: dsec_image::layer::MetadataId(Digest::of(&metadata)),
-                size: metadata.len() as u64,
-            },
-            blobs: blobs.iter().map(|(blob, _)| *blob).collect(),
-            parents: Vec::new(),
-            config: None,
-            facts: Facts {
-                // Of the content and not of the import, so that the same archive is the same layer.
-                created_unix_ms: newest.map_or(0, |seconds| u64::try_from(seconds).unwrap_or(0) * 1000),
-                builder: BUILDER.to_owned(),
-                source: Source::Archive {
-                    name: self.asked.source.clone(),
-                    digest: self.asked.digest.clone(),
-                },
-                diff_ids: Vec::new(),
-                files,
-                content_bytes,
-                stored_bytes: metadata.len() as u64 + blobs.iter().map(|(_, packed)| packed).sum::<u64>(),
-            },
-        };
-        Ok((metadata, manifest))
-    }
-
-    fn blob(&self, pointed: &Pointed) -> Result<(BlobRef, u64), ApiError> {
-        let missing = || {
-            internal(
-                "the layer's metadata cannot be written",
-                &io::Error::other("it points into an unknown blob"),
-            )
-        };
-        self.blobs.get(&pointed.id).copied().ok_or_else(missing)
-    }
-
-    /// Publishes the layer under its name.
-    fn name(&self, metadata: Vec<u8>, manifest: &Manifest) -> Result<LayerId, ApiError> {
-        let Import { kind, name, .. } = self.asked;
-        let id = manifest.id().map_err(|e| internal("the layer's manifest cannot be written", &e))?;
-        let (version, tag) = match &name.select {
-            Select::Version(version) => (version.clone(), Label::latest()),
-            Select::Tag(tag) => {
-                let digits: String = id.to_string().chars().take(VERSION_DIGITS).collect();
-                let version = digits.parse().map_err(|e| internal("a version cannot be made", &e))?;
-                (version, tag.clone())
-            }
-        };
-        let named = self.runtime.block_on(async {
-            self.publish.finish(&[], metadata.into(), manifest, Some((&name.name, &version))).await?;
-            self.layers.store.tag(*kind, &name.name, &tag, &version).await
-        });
-        named.map_err(|e| store_failed(&e))?;
-        Ok(id)
-    }
-
-    /// Gives the content that was just made to the cache, so that nothing of it is fetched here.
-    fn keep_content(&self) {
-        for built in &self.built {
-            let kept = self.runtime.block_on(self.layers.content.hand_over(built.id, &built.path));
-            if let Err(error) = kept {
-                tracing::warn!(blob = %built.id, error = &error as &dyn std::error::Error, "new content is not cached");
-            }
-        }
+    fn source(&self) -> Source {
+        Source::Archive { name: self.asked.source.clone(), digest: self.asked.digest.clone() }
     }
 }
 
-fn packed_bytes(index: &BlobIndex) -> u64 {
-    index.packs().iter().map(|pack| u64::from(pack.size)).sum()
+fn make_parts(
+    layers: &Layers,
+    asked: &Import<'_>,
+    session: &mut Session<'_>,
+    sink: &mut Sink<'_>,
+    progress: &mut dyn FnMut(ImportProgress),
+) -> Result<(Vec<Part>, ImageConfig), ApiError> {
+    let limits = ImportLimits::default();
+    let refused = |e: ImportError| import_failed(&e, asked.archive, &asked.source);
+    let mut source = ArchiveSource::open(asked.archive, session.work(), &limits).map_err(refused)?;
+    let mut parts = Vec::new();
+    for (number, diff_id) in source.diff_ids().into_iter().enumerate() {
+        if let Some(known) = diff_id.as_deref().and_then(|diff_id| known(layers, session, diff_id)) {
+            parts.push(known);
+            continue;
+        }
+        let blob_path = session.work().join(format!("blob-{number}"));
+        let workshop =
+            Workshop { blob_path: &blob_path, donors: Donors::default(), sink: &mut *sink, progress };
+        let built = source.build(number, workshop).map_err(refused)?;
+        let BuiltLayer { layer, blob, files, diff_id, content_bytes } = built;
+        blob.into_iter().for_each(|blob| session.add(blob));
+        let diff_id = diff_id.map(|digest| format!("sha256:{digest}"));
+        parts.push(Part { tree: layer, files, known: None, diff_id, content_bytes });
+    }
+    Ok((parts, source.config().clone()))
+}
+
+/// A part that was converted before and is still there. Whatever is wrong with it, it is made again.
+fn known(layers: &Layers, session: &mut Session<'_>, diff_id: &str) -> Option<Part> {
+    let diff_id = if diff_id.contains(':') { diff_id.to_owned() } else { format!("sha256:{diff_id}") };
+    let found = session.wait(async {
+        let Some(id) = layers.store.converted(&diff_id).await? else { return Ok(None) };
+        let manifest = session.lease().use_layer(&id).await?;
+        let metadata = layers.store.metadata(&manifest.metadata.id).await?;
+        let files = session.lease().use_donor(&id).await?.unwrap_or_default();
+        Ok::<_, StoreError>(Some((id, manifest, metadata, files)))
+    });
+    let found = found.and_then(|found| {
+        found.map(|found| session.know(&found.1).map(|()| found)).transpose()
+    });
+    let (id, manifest, metadata, files) = match found {
+        Ok(found) => found?,
+        Err(error) => {
+            tracing::info!(diff_id, error = &error as &dyn std::error::Error, "a layer is converted again");
+            return None;
+        }
+    };
+    let tree = LayerTree::decode(&metadata).ok()?;
+    let content_bytes = manifest.facts.content_bytes;
+    Some(Part { tree, files, known: Some(id), diff_id: Some(diff_id), content_bytes })
 }

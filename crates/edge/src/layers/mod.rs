@@ -10,6 +10,7 @@
 mod content;
 mod import;
 mod names;
+mod publish;
 mod ready;
 
 use std::collections::{BTreeSet, HashMap};

@@ -260,7 +260,7 @@ fn source(source: &Source) -> String {
         Source::Archive { name, .. } => name.clone(),
         Source::Oci { reference, .. } => reference.clone(),
         Source::Recipe { recipe, step } => format!("step {step} of recipe {recipe}"),
-        Source::Sandbox { id } => format!("sandbox {id}"),
+        Source::Sandbox { id, .. } => format!("sandbox {id}"),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Extended attributes of files in a directory.
 
+use std::borrow::Cow;
 use std::ffi::CStr;
 use std::os::fd::OwnedFd;
 
@@ -22,6 +23,14 @@ const BOOKKEEPING: [&[u8]; 6] = [
     b"trusted.overlay.uuid",
     b"trusted.overlay.protattr",
 ];
+
+const CAPABILITY: &[u8] = b"security.capability";
+/// Length of its value as root in a user namespace writes it: with the id of that root behind what the host's root writes.
+/// The first four bytes are flags and the revision. Source: `include/uapi/linux/capability.h`.
+const CAPABILITY_3: usize = 24;
+const REVISION_2: [u8; 4] = 0x0200_0000_u32.to_le_bytes();
+/// Ids that a sandbox has.
+const IDS: u32 = 65_536;
 
 /// What a directory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +65,10 @@ pub(super) fn xattrs(dir: &OwnedFd, name: &CStr, source: Source) -> Result<Xattr
             Err(errno) => return Err(failed(errno)),
         };
         let value = &buffer[..len];
+        let Some(value) = (if name == CAPABILITY { capability(value) } else { Some(value.into()) }) else {
+            continue;
+        };
+        let value = value.as_ref();
         if source == Source::Upper && asks_for_more(name, value) {
             return Err(EntryProblem::OverlayAttribute { name: printable(name) });
         }
@@ -65,6 +78,22 @@ pub(super) fn xattrs(dir: &OwnedFd, name: &CStr, source: Source) -> Result<Xattr
         }
     }
     Ok(kept)
+}
+
+/// A file capability as a layer has it: in the form of the host's root, who is whoever mounts the layer, when it is root's
+/// inside. That of another namespace stays its; one with an id of the host goes.
+fn capability(value: &[u8]) -> Option<Cow<'_, [u8]>> {
+    let Some((rest, root)) = value.split_last_chunk::<4>().filter(|_| value.len() == CAPABILITY_3) else {
+        return Some(value.into());
+    };
+    match u32::from_le_bytes(*root) {
+        0 => {
+            // The lowest bit of the flags says that the capabilities take effect by themselves.
+            Some([[rest[0], REVISION_2[1], REVISION_2[2], REVISION_2[3]].as_slice(), &rest[4..]].concat().into())
+        }
+        1..IDS => Some(value.into()),
+        _ => None,
+    }
 }
 
 fn is_kept(name: &[u8], source: Source) -> bool {
@@ -82,4 +111,22 @@ fn is_kept(name: &[u8], source: Source) -> bool {
 fn asks_for_more(name: &[u8], value: &[u8]) -> bool {
     let known = name == overlay::REDIRECT || (name == overlay::OPAQUE && value == b"y");
     name.starts_with(b"trusted.overlay.") && !name.starts_with(overlay::ESCAPED) && !known
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_capability_of_root_inside_is_that_of_whoever_mounts_the_layer() {
+        let of = |root: u32| {
+            let flags = (0x0300_0000_u32 | 1).to_le_bytes();
+            [flags.as_slice(), &[0x20, 0, 0, 0], &[0; 12], &root.to_le_bytes()].concat()
+        };
+        let plain = capability(&of(0)).unwrap().into_owned();
+        assert_eq!((plain.len(), &plain[..5]), (20, [1, 0, 0, 2, 0x20].as_slice()));
+        assert_eq!(capability(&plain).unwrap(), plain);
+        assert_eq!(capability(&of(1000)).unwrap(), of(1000));
+        assert_eq!(capability(&of(0x1000_0000)), None);
+    }
 }

@@ -6,6 +6,8 @@
 //!            └── fd-relative; deep ones come back up by `..`
 //! ```
 //!
+//! What rules leave out is counted, by name and size, and never opened.
+//!
 //! Nothing is found by a path: every name is looked up in the directory that is open, and no link is followed, so what
 //! the directory holds cannot lead out of it. Other file systems mounted in it are not gone into. The directory must
 //! stand still; what changes meanwhile fails the pack or is read as it was when its turn came.
@@ -28,6 +30,7 @@ use crate::error::{EntryProblem, printable};
 use super::attributes::{Source, xattrs};
 use super::blob::BlobWriter;
 use super::previous::{Kept, Previous, Stamp};
+use super::rules::{Effect, Here, Kind, LeftOut, Rules, Tally};
 
 /// Directories held open on the way down; those above are opened again by `..`. Far below the usual limit of files.
 const OPEN_MAX: usize = 128;
@@ -55,6 +58,8 @@ pub(super) struct Taken {
     pub(super) kept: HashMap<u64, Kept>,
     /// The newest change time met.
     pub(super) last_change: Timestamp,
+    /// What rules left out.
+    pub(super) left_out: Vec<LeftOut>,
 }
 
 /// A directory on the way.
@@ -66,13 +71,20 @@ struct Frame {
     names: std::vec::IntoIter<CString>,
     /// Its name, for errors.
     name: CString,
+    /// Where rules have come to in it.
+    here: Here,
+    /// The rule by which it is left out with all in it.
+    left_out: Option<usize>,
 }
 
 pub(super) struct Intake<'a, 's> {
     pub(super) source: Source,
     pub(super) limits: ImportLimits,
-    pub(super) blob: &'a mut BlobWriter<'s>,
+    /// Where content goes. None: only names and rules are looked at.
+    pub(super) blob: Option<&'a mut BlobWriter<'s>>,
     pub(super) previous: &'a Previous,
+    /// What is left out or must not be there.
+    pub(super) rules: &'a Rules,
     /// Told after every piece of content and every entry: entries so far.
     pub(super) tick: &'a mut dyn FnMut(u64),
     pub(super) files: u64,
@@ -82,18 +94,16 @@ pub(super) struct Intake<'a, 's> {
 
 impl Intake<'_, '_> {
     pub(super) fn take(mut self, root: OwnedFd) -> Result<Taken, Failed> {
+        let (tree, left_out) = (Tree::new(), Vec::new());
         let mut walk = Walk {
-            taken: Taken { tree: Tree::new(), kept: HashMap::new(), last_change: Timestamp::default() },
+            taken: Taken { tree, kept: HashMap::new(), last_change: Timestamp::default(), left_out },
             links: HashMap::new(),
             frames: Vec::new(),
+            tally: Tally::default(),
         };
         let result = self.walk(&mut walk, root);
-        let path = |name: &CStr| {
-            let above = walk.frames.iter().skip(1).map(|frame| frame.name.as_bytes());
-            let all: Vec<_> = above.chain([name.to_bytes()]).collect();
-            printable(&all.join(b"/".as_slice()))
-        };
-        result.map_err(|(name, problem)| Failed { entry: path(&name), problem })?;
+        result.map_err(|(name, problem)| Failed { entry: walk.path(&name), problem })?;
+        walk.taken.left_out = walk.tally.finish();
         Ok(walk.taken)
     }
 
@@ -107,7 +117,8 @@ impl Intake<'_, '_> {
         walk.seen(&found);
         let names = names(&root).map_err(here)?;
         let identity = (stat.st_dev, stat.st_ino);
-        walk.frames.push(Frame { id, fd: Some(root), identity, names, name: c"".to_owned() });
+        let (name, here) = (c"".to_owned(), self.rules.start());
+        walk.frames.push(Frame { id, fd: Some(root), identity, names, name, here, left_out: None });
         while let Some(top) = walk.frames.last_mut() {
             let Some(name) = top.names.next() else {
                 walk.up().map_err(|problem| (c"..".to_owned(), problem))?;
@@ -124,11 +135,20 @@ impl Intake<'_, '_> {
             return Err(EntryProblem::TooManyFiles { max: self.limits.max_files });
         }
         (self.tick)(self.files);
-        let Some(Frame { id: parent, fd: Some(dir), identity, .. }) = walk.frames.last() else {
+        let Some(Frame { id: parent, fd: Some(dir), identity, here, left_out, .. }) = walk.frames.last()
+        else {
             return Err(EntryProblem::Changed);
         };
         let (parent, device) = (*parent, identity.0);
         let found = Found::of(dir, name)?;
+        let (here, rule) = match left_out {
+            Some(rule) => (Here::default(), Some(*rule)),
+            None => self.rules.look(here, name.to_bytes(), found.kind(self.source)),
+        };
+        if let Some(rule) = rule {
+            let matched = left_out.is_none();
+            return self.leave_out(walk, name, &found, rule, matched);
+        }
         let attributes = self.attributes(dir, name, &found)?;
         self.spend(name.to_bytes().len())?;
         let linked = walk.links.get(&found.ino).copied().filter(|_| found.links > 1);
@@ -154,22 +174,50 @@ impl Intake<'_, '_> {
             FileType::Unknown => return Err(EntryProblem::Changed),
         };
         let fd = match found.kind {
-            FileType::Directory if found.device == device => {
-                Some(rustix::fs::openat(dir, name, OPEN_DIRECTORY, Mode::empty()).map_err(unreadable)?)
-            }
+            FileType::Directory if found.device == device => Some(open_directory(dir, name)?),
             _ => None,
         };
         walk.seen(&found);
         let id = walk.taken.tree.insert(parent, name.to_bytes(), 0, attributes, content);
         match fd {
-            Some(fd) => walk.down(id, fd, name, &found)?,
+            Some(fd) => walk.down(id, fd, name, &found, (here, None))?,
             None if found.links > 1 => drop(walk.links.insert(found.ino, id)),
             None => {}
         }
         Ok(())
     }
 
+    /// Does what a rule says to an entry that it has `matched`, or that is in a directory it took.
+    fn leave_out(
+        &mut self,
+        walk: &mut Walk,
+        name: &CStr,
+        found: &Found,
+        rule: usize,
+        matched: bool,
+    ) -> Result<(), EntryProblem> {
+        if self.rules.effect(rule) == Effect::Deny {
+            return Err(EntryProblem::Denied { rule: self.rules.name(rule).to_owned() });
+        }
+        let bytes = if found.kind == FileType::RegularFile { found.stamp.size } else { 0 };
+        let Walk { tally, frames, .. } = walk;
+        let path = || format!("/{}", path(frames, name));
+        let path: Option<&dyn Fn() -> String> = if matched { Some(&path) } else { None };
+        tally.count(self.rules, rule, path, (1, bytes));
+        let Some(Frame { fd: Some(dir), identity, .. }) = walk.frames.last() else {
+            return Err(EntryProblem::Changed);
+        };
+        if found.kind == FileType::Directory && found.device == identity.0 {
+            let fd = open_directory(dir, name)?;
+            walk.down(walk.taken.tree.root(), fd, name, found, (Here::default(), Some(rule)))?;
+        }
+        Ok(())
+    }
+
     fn attributes(&mut self, dir: &OwnedFd, name: &CStr, found: &Found) -> Result<Attributes, EntryProblem> {
+        if self.blob.is_none() {
+            return Ok(Attributes::default());
+        }
         let xattrs = xattrs(dir, name, self.source)?;
         let size: usize = xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
         self.spend(size)?;
@@ -190,11 +238,11 @@ impl Intake<'_, '_> {
         kept: &mut HashMap<u64, Kept>,
     ) -> Result<FileData, EntryProblem> {
         let size = found.stamp.size;
-        if size == 0 {
+        let Some(writer) = self.blob.as_deref_mut().filter(|_| size > 0) else {
             return Ok(FileData::empty());
-        }
+        };
         if let Some((blob, old)) = self.previous.find(found.ino, &found.stamp)
-            && let Some(data) = self.blob.reuse(blob, &old.data, old.hash)
+            && let Some(data) = writer.reuse(blob, &old.data, old.hash)
         {
             kept.insert(found.ino, Kept { data: data.clone(), ..old.clone() });
             return Ok(data);
@@ -217,17 +265,17 @@ impl Intake<'_, '_> {
         let mut tick = |_| (self.tick)(files);
         let appended = if is_dense {
             file.seek(SeekFrom::Start(0)).map_err(EntryProblem::Unreadable)?;
-            self.blob.append_hashed(&mut file, size, &mut tick).map(|(data, hash)| (data, Some(hash)))
+            writer.append_hashed(&mut file, size, &mut tick).map(|(data, hash)| (data, Some(hash)))
         } else {
             let mut pieces = Pieces { file: &file, segments: segments.iter(), left: 0 };
-            self.blob
+            writer
                 .append_sparse(&mut pieces, size, &segments, room + stored, &mut tick)
                 .map(|data| (data, None))
         };
         let (data, hash) = appended.map_err(|error| match error {
             AppendError::Read(e) => EntryProblem::Unreadable(e),
             AppendError::Short { .. } | AppendError::BadSegments => EntryProblem::Changed,
-            AppendError::Write(e) => EntryProblem::write(self.blob.path(), e),
+            AppendError::Write(e) => EntryProblem::write(writer.path(), e),
             AppendError::TooLarge => EntryProblem::ImageTooLarge,
             AppendError::NoRoom { .. } => over,
             AppendError::Pack(source) => EntryProblem::Pack { source },
@@ -252,17 +300,27 @@ struct Walk {
     /// Inodes with several names.
     links: HashMap<u64, InodeId>,
     frames: Vec<Frame>,
+    tally: Tally,
 }
 
 impl Walk {
     fn seen(&mut self, found: &Found) {
-        let key = |time: Timestamp| (time.seconds, time.nanoseconds);
-        if key(found.stamp.ctime) > key(self.taken.last_change) {
-            self.taken.last_change = found.stamp.ctime;
-        }
+        self.taken.last_change = self.taken.last_change.max(found.stamp.ctime);
     }
 
-    fn down(&mut self, id: InodeId, fd: OwnedFd, name: &CStr, found: &Found) -> Result<(), EntryProblem> {
+    /// An entry's path from the root, for people.
+    fn path(&self, name: &CStr) -> String {
+        path(&self.frames, name)
+    }
+
+    fn down(
+        &mut self,
+        id: InodeId,
+        fd: OwnedFd,
+        name: &CStr,
+        found: &Found,
+        (here, left_out): (Here, Option<usize>),
+    ) -> Result<(), EntryProblem> {
         let stat = rustix::fs::fstat(&fd).map_err(unreadable)?;
         if stat.st_ino != found.ino {
             return Err(EntryProblem::Changed);
@@ -272,7 +330,8 @@ impl Walk {
             self.frames[far].fd = None;
         }
         let identity = (stat.st_dev, stat.st_ino);
-        self.frames.push(Frame { id, fd: Some(fd), identity, names, name: name.to_owned() });
+        let name = name.to_owned();
+        self.frames.push(Frame { id, fd: Some(fd), identity, names, name, here, left_out });
         Ok(())
     }
 
@@ -288,6 +347,17 @@ impl Walk {
         parent.fd = Some(fd);
         Ok(())
     }
+}
+
+/// The path of an entry of the last directory on the way.
+fn path(frames: &[Frame], name: &CStr) -> String {
+    let above = frames.iter().skip(1).map(|frame| frame.name.as_bytes());
+    let all: Vec<_> = above.chain([name.to_bytes()]).collect();
+    printable(&all.join(b"/".as_slice()))
+}
+
+fn open_directory(dir: &OwnedFd, name: &CStr) -> Result<OwnedFd, EntryProblem> {
+    rustix::fs::openat(dir, name, OPEN_DIRECTORY, Mode::empty()).map_err(unreadable)
 }
 
 /// What statx(2) tells.
@@ -310,6 +380,15 @@ impl Found {
 
     fn of_stat(fd: &OwnedFd, name: &CStr) -> Result<Self, EntryProblem> {
         Self::with(fd, name, AtFlags::EMPTY_PATH)
+    }
+
+    /// What rules distinguish.
+    fn kind(&self, source: Source) -> Kind {
+        match self.kind {
+            FileType::Directory => Kind::Directory,
+            FileType::CharacterDevice if self.rdev == (0, 0) && source == Source::Upper => Kind::Whiteout,
+            _ => Kind::Other,
+        }
     }
 
     fn with(dir: &OwnedFd, name: &CStr, flags: AtFlags) -> Result<Self, EntryProblem> {

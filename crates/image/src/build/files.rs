@@ -6,6 +6,7 @@
 //! files x     hash [32]  size u64  blob u32  start u32     sorted by hash
 //! ```
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::erofs::{BLOCK_SIZE, BlobRef};
@@ -54,6 +55,29 @@ impl FileIndex {
         files.sort_unstable();
         files.dedup_by_key(|entry| (entry.hash, entry.size));
         Self { blobs, files }
+    }
+
+    /// One index of several. Of several places of one content, one of the first index that has it is kept.
+    pub fn joined<'a>(indexes: impl IntoIterator<Item = &'a Self>) -> Self {
+        let mut joined = Self::default();
+        let mut numbers: HashMap<BlobId, u32> = HashMap::new();
+        for index in indexes {
+            let own: Vec<u32> = index
+                .blobs
+                .iter()
+                .map(|blob| {
+                    *numbers.entry(blob.id).or_insert_with(|| {
+                        joined.blobs.push(*blob);
+                        joined.blobs.len() as u32 - 1
+                    })
+                })
+                .collect();
+            joined.files.extend(index.files.iter().map(|entry| Entry { blob: own[entry.blob as usize], ..*entry }));
+        }
+        // Stable, so that the first index stays first.
+        joined.files.sort_by_key(|entry| (entry.hash, entry.size));
+        joined.files.dedup_by_key(|entry| (entry.hash, entry.size));
+        joined
     }
 
     /// Where content with this hash and length lies.
@@ -189,6 +213,21 @@ mod tests {
         assert_eq!((found.blob.id, found.start), (BlobId(Digest::of(b"two")), 0));
         assert_eq!(index.find(&Digest::of(b"b"), 40_961), None);
         assert_eq!(index.find(&Digest::of(b"d"), 1), None);
+    }
+
+    #[test]
+    fn a_joined_index_has_the_files_of_all_and_of_one_content_the_first_place() {
+        let blob = |name: &[u8]| BlobRef { id: BlobId(Digest::of(name)), blocks: 10 };
+        let other = FileIndex::new(
+            vec![blob(b"two"), blob(b"three")],
+            [(Digest::of(b"a"), 1, 0, 5), (Digest::of(b"d"), 9, 1, 7)],
+        );
+        let joined = FileIndex::joined([&index(), &other]);
+        assert_eq!(FileIndex::decode(&joined.encode()).unwrap(), joined);
+        assert_eq!((joined.len(), joined.blobs.len()), (4, 3));
+        let place = |name: &[u8], size| joined.find(&Digest::of(name), size).unwrap();
+        assert_eq!(place(b"a", 1), index().find(&Digest::of(b"a"), 1).unwrap());
+        assert_eq!((place(b"d", 9).blob.id, place(b"d", 9).start), (blob(b"three").id, 7));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use crate::erofs::{AppendError, BlobRef, Content, LayerTree, Tree};
+use crate::erofs::{AppendError, BlobRef, Content, LayerTree, Timestamp, Tree};
 use crate::error::ImportError;
 use crate::intake::ArchiveLayers;
 use crate::limits::{ImportLimits, ImportPhase, ImportProgress};
@@ -16,6 +16,7 @@ use super::directory::{Failed, Intake, Taken};
 use super::files::{Donors, FileIndex};
 use super::pack::PackSink;
 use super::previous::Previous;
+use super::rules::{LeftOut, Rules};
 
 /// Entries of a directory between two reports of progress.
 const REPORT_EVERY: u64 = 1024;
@@ -96,40 +97,68 @@ pub fn from_directory(
     limits: &ImportLimits,
     workshop: Workshop<'_>,
 ) -> Result<BuiltLayer, ImportError> {
-    directory(source, Source::Plain, &Previous::default(), limits, workshop).map(|(built, _)| built)
+    let upper = Upper {
+        path: source,
+        previous: &Previous::default(),
+        rules: &Rules::default(),
+        moment: Timestamp::default(),
+    };
+    directory(&upper, Source::Plain, limits, workshop).map(|packed| packed.built)
 }
 
-/// Makes a layer of the upper directory of an overlay that stands still: of a snapshot, or of a sandbox that does not
-/// run. Ids stay as they are on disk. Of `previous`, what the last pack of the same directory (or of an earlier snapshot
-/// of it) gave, only what changed since is read; the new one takes its place.
+/// The upper directory of an overlay that stands still: of a snapshot, or of a sandbox that does not run.
+pub struct Upper<'a> {
+    /// Where it is.
+    pub path: &'a Path,
+    /// What the last pack of the same directory, or of an earlier snapshot of it, gave.
+    pub previous: &'a Previous,
+    /// What is left out or must not be there.
+    pub rules: &'a Rules,
+    /// When nothing in it has changed any more, by the clock that dates its files; the earliest time if it is not known.
+    pub moment: Timestamp,
+}
+
+/// A layer made of an upper directory.
+#[derive(Debug)]
+pub struct PackedUpper {
+    /// The layer.
+    pub built: BuiltLayer,
+    /// For the next pack of the directory.
+    pub previous: Previous,
+    /// What rules left out.
+    pub left_out: Vec<LeftOut>,
+}
+
+/// Makes a layer of an upper directory. Ids stay as they are on disk. Of what has not changed since the previous pack
+/// nothing is read, and of what rules leave out nothing is opened.
 ///
 /// A directory that was renamed points at its old place; [`super::resolve_redirects`] must be used, with the merged
 /// layers below, before the layer is kept.
 ///
 /// # Errors
-/// [`ImportError`]
+/// [`ImportError`]; its `Entry` with [`crate::EntryProblem::Denied`] if a rule denies what is there.
 pub fn from_upper(
-    source: &Path,
-    previous: &Previous,
+    upper: &Upper<'_>,
     limits: &ImportLimits,
     workshop: Workshop<'_>,
-) -> Result<(BuiltLayer, Previous), ImportError> {
-    directory(source, Source::Upper, previous, limits, workshop)
+) -> Result<PackedUpper, ImportError> {
+    directory(upper, Source::Upper, limits, workshop)
+}
+
+/// Looks at names alone for what rules deny, so that nothing of what would be refused is stored.
+///
+/// # Errors
+/// As [`from_upper`].
+pub fn look_for_denied(upper: &Upper<'_>, limits: &ImportLimits) -> Result<(), ImportError> {
+    intake(upper, Source::Upper, limits, None, &mut |_| ()).map(drop)
 }
 
 fn directory(
-    source: &Path,
+    upper: &Upper<'_>,
     kind: Source,
-    previous: &Previous,
     limits: &ImportLimits,
     workshop: Workshop<'_>,
-) -> Result<(BuiltLayer, Previous), ImportError> {
-    let unreadable = |e| ImportError::Source { path: source.to_owned(), source: e };
-    let root = File::open(source).map_err(unreadable)?;
-    if !root.metadata().map_err(unreadable)?.is_dir() {
-        let found = "is no directory";
-        return Err(ImportError::NotAnArchive { path: source.to_owned(), found });
-    }
+) -> Result<PackedUpper, ImportError> {
     let Workshop { blob_path, donors, sink, progress } = workshop;
     let mut writer = writer(blob_path, donors, sink)?;
     let mut told = 0;
@@ -145,24 +174,34 @@ fn directory(
             });
         }
     };
-    let intake = Intake {
-        source: kind,
-        limits: *limits,
-        blob: &mut writer,
-        previous,
-        tick: &mut tick,
-        files: 0,
-        bytes: 0,
-        metadata_bytes: 0,
-    };
-    let taken = intake.take(OwnedFd::from(root)).map_err(|Failed { entry, problem }| ImportError::Entry {
-        archive: source.display().to_string(),
+    let taken = intake(upper, kind, limits, Some(&mut writer), &mut tick)?;
+    let Taken { tree, kept, last_change, left_out } = taken;
+    let (built, blobs) = finish(tree, writer)?;
+    let previous = Previous::new(blobs, kept, last_change.max(upper.moment));
+    Ok(PackedUpper { built, previous, left_out })
+}
+
+fn intake(
+    upper: &Upper<'_>,
+    source: Source,
+    limits: &ImportLimits,
+    blob: Option<&mut BlobWriter<'_>>,
+    tick: &mut dyn FnMut(u64),
+) -> Result<Taken, ImportError> {
+    let unreadable = |e| ImportError::Source { path: upper.path.to_owned(), source: e };
+    let root = File::open(upper.path).map_err(unreadable)?;
+    if !root.metadata().map_err(unreadable)?.is_dir() {
+        let found = "is no directory";
+        return Err(ImportError::NotAnArchive { path: upper.path.to_owned(), found });
+    }
+    let Upper { previous, rules, .. } = upper;
+    let (limits, files, bytes, metadata_bytes) = (*limits, 0, 0, 0);
+    let intake = Intake { source, limits, blob, previous, rules, tick, files, bytes, metadata_bytes };
+    intake.take(OwnedFd::from(root)).map_err(|Failed { entry, problem }| ImportError::Entry {
+        archive: upper.path.display().to_string(),
         entry,
         problem,
-    })?;
-    let Taken { tree, kept, last_change } = taken;
-    let (built, blobs) = finish(tree, writer)?;
-    Ok((built, Previous::new(blobs, kept, last_change)))
+    })
 }
 
 fn writer<'s>(

@@ -15,22 +15,30 @@ mod blob;
 mod directory;
 mod export;
 mod files;
+mod glob;
 mod layer;
 mod layout;
 mod merge;
 mod pack;
 mod previous;
 mod redirect;
+mod rules;
+mod shadow;
 mod tar;
 mod walk;
 
 pub use blob::{BlobWriter, BuiltBlob};
 pub use export::oci_form;
 pub use files::{Donors, FileIndex, FileIndexError, FilePlace};
-pub use layer::{ArchiveSource, BuiltLayer, Workshop, from_directory, from_upper};
+pub use glob::{Glob, GlobError};
+pub use layer::{
+    ArchiveSource, BuiltLayer, PackedUpper, Upper, Workshop, from_directory, from_upper, look_for_denied,
+};
 pub use layout::OciLayout;
 pub use merge::{Hidden, MergeError, merge};
 pub use pack::PackSink;
 pub use previous::{Previous, PreviousError};
-pub use redirect::resolve_redirects;
+pub use redirect::{has_redirects, resolve_redirects};
+pub use rules::{ANSWERS, Denied, Effect, LeftOut, RULES_MAX, Rules, add_up, sift};
+pub use shadow::{Shadowed, shadowed};
 pub use tar::BlobReader;

@@ -62,6 +62,14 @@ impl Previous {
         Some((*self.blobs.get(blob)?, kept))
     }
 
+    /// Without the files in blobs that `kept` says no to: what the layer of that pack does not keep may be gone.
+    #[must_use]
+    pub fn within(mut self, kept: impl Fn(&BlobRef) -> bool) -> Self {
+        let kept: Vec<bool> = self.blobs.iter().map(kept).collect();
+        self.files.retain(|_, file| kept.get(usize::from(file.data.device) - 1) == Some(&true));
+        self
+    }
+
     /// How many files it knows.
     pub fn len(&self) -> usize {
         self.files.len()
@@ -225,6 +233,13 @@ mod tests {
     fn a_file_that_changed_with_the_last_of_all_is_not_trusted() {
         assert!(!table().files.contains_key(&9));
         assert_eq!(table().len(), 2);
+    }
+
+    #[test]
+    fn files_in_blobs_that_are_gone_are_forgotten() {
+        let table = table();
+        assert_eq!(table.clone().within(|blob| blob.blocks == 10), table);
+        assert!(table.within(|_| false).is_empty());
     }
 
     #[test]

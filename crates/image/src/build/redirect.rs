@@ -21,7 +21,7 @@ use super::merge::MergeError;
 use super::walk;
 
 /// Whether any directory was renamed.
-pub(super) fn has_redirects(tree: &Tree) -> bool {
+pub fn has_redirects(tree: &Tree) -> bool {
     tree.iter().any(|(_, inode)| overlay::get(&inode.attributes, overlay::REDIRECT).is_some())
 }
 

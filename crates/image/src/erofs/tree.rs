@@ -14,7 +14,7 @@ pub const WHOLE_TREE_LAYER: u32 = 0;
 pub struct InodeId(pub(crate) u32);
 
 /// A point in time: seconds since 1970 (may be negative) and nanoseconds from there forward.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Timestamp {
     /// Seconds since 1970-01-01 UTC.
     pub seconds: i64,

@@ -25,7 +25,8 @@ pub enum LayerKind {
     Workspace,
     /// Tools for the agent, over a workspace.
     Toolkit,
-    /// What a sandbox wrote.
+    /// All that a sandbox had over its base, the workspace and toolkits it started with too. Toolkits that are given with it
+    /// lie below it.
     Snapshot,
 }
 
@@ -121,6 +122,12 @@ pub enum Source {
     Sandbox {
         /// Which.
         id: dsec_model::SandboxId,
+        /// The job it belonged to.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        task: Option<dsec_model::TaskId>,
+        /// The project that asked for the layer.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        project: String,
     },
 }
 

@@ -15,7 +15,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use dsec_backend::container::{ContainerSpec, Probe};
-use dsec_backend::{Anchor, BackendError, ExecCgroup, Instance, OomReport, Phase, RawUsage, Snapshot};
+use dsec_backend::{
+    Anchor, BackendError, ExecCgroup, Instance, OomReport, Phase, Quiesce, RawUsage, Snapshot, SnapshotError,
+};
 use dsec_edge::config::Config;
 use dsec_edge::launch::Launch;
 use dsec_edge::node::Node;
@@ -59,6 +61,7 @@ pub struct Host {
     pub cleaned: Mutex<Vec<String>>,
     pub down: AtomicBool,
     pub over_file_limit: AtomicBool,
+    pub writing: AtomicBool,
     pub socket_bytes: AtomicU64,
 }
 
@@ -203,7 +206,10 @@ impl Instance for FakeInstance {
         vec![OomReport { process: "hog".into(), rss_bytes: 4096 }]
     }
 
-    fn snapshot(&self, _: bool) -> Result<Snapshot, BackendError> {
+    fn snapshot(&self, quiesce: Quiesce) -> Result<Snapshot, SnapshotError> {
+        if quiesce == Quiesce::WriteNothing && self.host.writing.load(Ordering::SeqCst) {
+            return Err(SnapshotError::Writing { files: vec![("sqlite3".into(), "/work/a.db".into())] });
+        }
         Ok(Snapshot::new(self.host.dir.join("upper"), || ()))
     }
 

@@ -1,0 +1,86 @@
+//! What layers that lie over a layer keep from being seen.
+
+use crate::erofs::{Content, InodeId, LayerTree, Tree};
+use crate::error::printable;
+use crate::overlay;
+
+use super::walk;
+
+/// Paths that are named.
+const PATHS_MAX: usize = 10;
+
+/// What of a layer does not show.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Shadowed {
+    /// Files, removals, and directories that hide what is below them.
+    pub files: u64,
+    /// Sum of the sizes of the files.
+    pub bytes: u64,
+    /// The first paths.
+    pub paths: Vec<String>,
+}
+
+/// What of `layer` does not show when `above`, layers that have been merged, lie over it: where both have a file, the upper
+/// one is seen, and where the layer says that something is removed, it is there again.
+pub fn shadowed(layer: &LayerTree, above: &LayerTree) -> Shadowed {
+    let mut found = Shadowed::default();
+    let mut todo = vec![(layer.tree.root(), above.tree.root(), Vec::new())];
+    while let Some((dir, over, path)) = todo.pop() {
+        for (name, entry) in walk::entries(&layer.tree, dir).into_iter().flatten() {
+            let Some(upper) = above.tree.lookup(over, name).map(|entry| entry.inode) else { continue };
+            let full = [path.as_slice(), b"/", name].concat();
+            let both = is_directory(&layer.tree, entry.inode) && is_directory(&above.tree, upper);
+            let Some(inode) = layer.tree.get(entry.inode) else { continue };
+            if !both || overlay::is_opaque(&inode.attributes) {
+                found.files += 1;
+                if let Content::File(data) = &inode.content {
+                    found.bytes = found.bytes.saturating_add(data.size());
+                }
+                if found.paths.len() < PATHS_MAX {
+                    found.paths.push(printable(&full));
+                }
+            }
+            if both {
+                todo.push((entry.inode, upper, full));
+            }
+        }
+    }
+    found
+}
+
+fn is_directory(tree: &Tree, id: InodeId) -> bool {
+    walk::entries(tree, id).is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::erofs::{Attributes, FileData, WHOLE_TREE_LAYER};
+
+    fn layer(opaque: bool, entries: &[(&str, Content)]) -> LayerTree {
+        let mut layer = LayerTree::default();
+        let mut attributes = Attributes::default();
+        if opaque {
+            overlay::mark(&mut attributes, overlay::OPAQUE, b"y");
+        }
+        let root = layer.tree.root();
+        let dir = layer.tree.insert(root, b"opt", WHOLE_TREE_LAYER, attributes, Content::directory());
+        for (name, content) in entries {
+            let attributes = Attributes::default();
+            layer.tree.insert(dir, name.as_bytes(), WHOLE_TREE_LAYER, attributes, content.clone());
+        }
+        layer
+    }
+
+    #[test]
+    fn what_both_have_does_not_show_and_what_one_has_does() {
+        let file = || Content::File(FileData::dense(5, 0, 1));
+        let above = layer(false, &[("tool", file()), ("gone", file())]);
+        let below = layer(false, &[("tool", file()), ("gone", overlay::whiteout().1), ("own", file())]);
+        let found = shadowed(&below, &above);
+        assert_eq!((found.files, found.bytes), (2, 5));
+        assert_eq!(found.paths, ["/opt/gone", "/opt/tool"]);
+        assert_eq!(shadowed(&layer(true, &[]), &above).paths, ["/opt"]);
+        assert_eq!(shadowed(&below, &LayerTree::default()), Shadowed::default());
+    }
+}
