@@ -81,7 +81,7 @@ pub enum ConfigError {
         flag: &'static str,
     },
     /// The listen address has no port, or a bad one.
-    #[error("listen is {given:?}; it must be host:port, such as 127.0.0.1:7878 or [::1]:7878")]
+    #[error("listen is {given:?}; it must be host:port, such as 127.0.0.1:7420 or [::1]:7420")]
     Listen {
         /// As given.
         given: String,

@@ -184,7 +184,7 @@ pub fn bad_id(error: &IdError) -> ApiError {
     invalid(error.to_string())
 }
 
-/// A name that no image can have.
+/// A name that no layer can have.
 pub fn bad_layer_name(error: &ImageNameError) -> ApiError {
     invalid_field("name", error.to_string())
 }
@@ -225,7 +225,7 @@ pub fn store_failed(error: &StoreError) -> ApiError {
         tracing::error!(error = chain(error), "the layer store failed");
     }
     let hint = match kind {
-        ErrorKind::Unavailable => "try again; `dsec status` shows the node's store",
+        ErrorKind::Unavailable => "try again; if it stays, the node's log says which store does not answer",
         ErrorKind::Internal => "the node's log has the cause",
         _ => "",
     };

@@ -66,7 +66,7 @@ pub enum ConfigError {
     #[error(transparent)]
     Limits(#[from] LimitsError),
     /// The store's settings.
-    #[error("the store's settings name none")]
+    #[error("the [store] settings cannot be used")]
     Store(#[from] StoreError),
 }
 

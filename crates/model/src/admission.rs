@@ -28,7 +28,7 @@ pub struct Capacity {
     pub disk_mib: u64,
 }
 
-/// What a node could still give, read now.
+/// What one sandbox asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Demand {
     /// Limit asked for, MiB.

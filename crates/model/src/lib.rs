@@ -1,4 +1,4 @@
-//! The vocabulary of dsec, without I/O: ids, units, resource limits, the sandbox lifecycle,
+//! The vocabulary of dsec, without I/O: ids, resource limits, the sandbox lifecycle,
 //! admission arithmetic and the kinds of error a caller can meet.
 //!
 //! Nothing here knows of a clock, a random source, a socket or a file, so every rule in it can be

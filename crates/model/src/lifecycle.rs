@@ -2,11 +2,15 @@
 //! reports what happened as events; it never decides.
 //!
 //! ```text
-//!              Launched            StopAsked, LifetimeOver, IdleOver
-//!  Creating ───────────► Running ─────────────────────────────────► Stopping ──► Stopped
-//!     │ LaunchFailed        │ AgentLost                                  GuestGone
-//!     └──────────► Failed ◄─┘
+//!      ┌───────────────── StopAsked ─────────────────┐
+//!      │        Launched              StopAsked      ▼   GuestGone, AgentLost, LaunchFailed
+//!  Creating ─────────────► Running ─────────────► Stopping ─────────────► Stopped
+//!      │ LaunchFailed         │
+//!      │ AgentLost, GuestGone │ AgentLost, GuestGone
+//!      └──────────► Failed ◄──┘
 //! ```
+//!
+//! Idle time and lifetime that are over come as `StopAsked` with that reason.
 //!
 //! A paused state will stand between Running and itself (Running ► Pausing ► Paused ► Resuming ►
 //! Running) and accept the same stop events; nothing else changes by it.

@@ -166,6 +166,7 @@ class FakeApi:
         self.execs: dict[tuple[str, str], Exec] = {}
         self.shells: dict[tuple[str, str], Shell] = {}
         self.images: dict[str, dict[str, Any]] = {}
+        self.imported: dict[str, bytes] = {}
         self.create_delay = 0.0
         self.stop_delay = 0.0
         #: Bytes after which each stream is cut, once each time; 0: never; negative: a followed stream's body
@@ -958,6 +959,7 @@ class FakeApi:
             image = {"name": name, "digest": "sha256:1", "size_bytes": len(data), "files": 2, "env": []}
             image["source"] = request.query.get("source", "")
             self.images[name] = image
+            self.imported[name] = data
             await answer.write(json.dumps({"event": "done", "image": image}).encode() + b"\n")
         await answer.write_eof()
         return answer

@@ -370,6 +370,14 @@ async def test_images(api: FakeApi, client: DSecClient, tmp_path: Path) -> None:
         await client.images.import_("bad", b"cut")
     await client.images.remove("team/image:1")
     assert not await client.images.exists("team/image:1")
+    # A directory goes as a tar of what is in it.
+    tree = tmp_path / "tree"
+    (tree / "opt").mkdir(parents=True)
+    (tree / "opt/tool").write_text("tool")
+    packed = await client.images.import_("tool", tree)
+    assert packed.source == "tree"
+    with tarfile.open(fileobj=io.BytesIO(api.imported["tool"])) as archive:
+        assert archive.getnames() == ["opt", "opt/tool"]
     with pytest.raises(NotFound):
         await client.images.remove("team/image:1")
 

@@ -15,7 +15,10 @@ const PURE_MODEL: Rule = Rule {
     name: "pure-model",
     reason: "rules that know no clock, file, socket or runtime can be tested by calling them",
 };
-const SIM: Rule = Rule { name: "sim", reason: "what runs in production must not know of its simulation" };
+const TABLE: Rule = Rule {
+    name: "crate-table",
+    reason: "who may depend on whom is said in ARCHITECTURE.md; a new way between crates is a decision",
+};
 
 /// A crate and what it may not reach, over any number of steps.
 struct Wall {
@@ -41,6 +44,37 @@ const STANDS_ALONE: Rule = Rule {
     reason: "the fill process outlives the edge and is replaced apart from it, so it knows nothing of sandboxes",
 };
 const PRIVILEGED: [&str; 5] = ["dsec-sys", "dsec-image", "dsec-backend", "dsec-edge", "dsec-fill"];
+
+/// The table of ARCHITECTURE.md: each crate and those of this workspace that it may be built from.
+const MAY: &[(&str, &[&str])] = &[
+    ("dsec-model", &[]),
+    ("dsec-proto", &["dsec-model"]),
+    ("dsec-http", &[]),
+    ("dsec-sys", &[]),
+    ("dsec-image", &["dsec-model"]),
+    ("dsec-store", &["dsec-image"]),
+    ("dsec-fill", &["dsec-image", "dsec-store", "dsec-sys"]),
+    ("dsec-backend", &["dsec-model", "dsec-proto", "dsec-sys"]),
+    (
+        "dsec-edge",
+        &[
+            "dsec-backend",
+            "dsec-fill",
+            "dsec-http",
+            "dsec-image",
+            "dsec-model",
+            "dsec-proto",
+            "dsec-registry",
+            "dsec-store",
+            "dsec-sys",
+        ],
+    ),
+    ("dsec-registry", &["dsec-image", "dsec-model"]),
+    ("dsec-aether", &["dsec-proto"]),
+    ("dsec-control", &["dsec-http", "dsec-model", "dsec-proto"]),
+    ("dsec", &["dsec-model", "dsec-proto"]),
+    ("xtask", &[]),
+];
 
 const WALLS: [Wall; 5] = [
     Wall { from: "dsec-control", to: &PRIVILEGED, rule: ROOTLESS },
@@ -109,11 +143,17 @@ fn reached_by(root: &Path, package: &str) -> anyhow::Result<BTreeSet<String>> {
 fn declared(root: &Path, packages: &[Package], report: &mut Report) {
     for package in packages {
         let manifest = relative(root, &package.manifest_path);
+        let Some((_, may)) = MAY.iter().find(|(name, _)| *name == package.name) else {
+            report.add(TABLE, &manifest, 1, format!("{} is not in the table", package.name));
+            continue;
+        };
         for dependency in &package.dependencies {
-            if dependency.name == "dsec-sim" && package.name != "dsec-sim" {
-                report.add(SIM, &manifest, 1, format!("{} depends on dsec-sim", package.name));
-            }
             let built_in = dependency.kind.as_deref() != Some("dev");
+            let ours = MAY.iter().any(|(name, _)| *name == dependency.name);
+            if built_in && ours && !may.contains(&dependency.name.as_str()) {
+                let what = format!("the table has no way from {} to {}", package.name, dependency.name);
+                report.add(TABLE, &manifest, 1, what);
+            }
             if package.name == "dsec-model"
                 && built_in
                 && !["serde", "thiserror"].contains(&dependency.name.as_str())
@@ -185,11 +225,15 @@ mod tests {
 
         let packages = [
             package("dsec-model", vec![dependency("tokio", None)]),
-            package("dsec-edge", vec![dependency("dsec-sim", Some("dev"))]),
+            package(
+                "dsec-backend",
+                vec![dependency("dsec-image", None), dependency("dsec-edge", Some("dev"))],
+            ),
+            package("dsec-new", vec![]),
         ];
         declared(Path::new("/r"), &packages, &mut report);
         let rules: Vec<_> = report.findings.iter().map(|finding| finding.rule.name).collect();
-        assert_eq!(rules, ["pure-model", "sim"]);
+        assert_eq!(rules, ["pure-model", "crate-table", "crate-table"]);
     }
 
     #[test]

@@ -113,7 +113,8 @@ class DSecContainerRunArgs:
     cwd: str | None = None
     #: Host name inside.
     hostname: str | None = None
-    #: Services that may be reached, by name. Empty: no network but loopback.
+    #: Services that may be reached, by name. This version has no network but loopback: a rule that is True is
+    #: refused (`Unsupported`), one that is False holds.
     network_rules: Mapping[str, bool] = field(default_factory=dict)
     #: Lets setuid programs such as `sudo` work.
     allow_setuid: bool = False

@@ -78,7 +78,9 @@ class Body:
 
     @classmethod
     def of_path(cls, path: Path) -> Body:
-        """A local file."""
+        """A local file, or a directory's content as a tar."""
+        if path.is_dir():
+            return cls(TarOf(path).content, None, True)
 
         async def read() -> AsyncIterator[bytes]:
             file = await asyncio.to_thread(path.open, "rb")

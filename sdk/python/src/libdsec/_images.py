@@ -44,11 +44,12 @@ class Images:
         on_progress: OnProgress | None = None,
         timeout: float = 600.0,
     ) -> ImageInfo:
-        """Imports a rootfs tar, an OCI layout as a tar or a `docker save` archive, compressed or not.
+        """Imports a rootfs tar, an OCI layout or a `docker save` archive, compressed or not, or a directory.
 
-        `source` is the path of a local file (text or `Path`), a file opened for reading bytes, or an
-        iterator of bytes. `timeout` limits each wait without progress. `description` is what the record
-        says the image was made from; default the file's name.
+        `source` is the path of a local file or directory (text or `Path`), a file opened for reading bytes,
+        or an iterator of bytes. What is in a directory is root's in the layer. `timeout` limits each wait
+        without progress. `description` is what the record says the image was made from; default the file's
+        name.
         """
         if isinstance(source, (str, Path)):
             path = Path(source)
