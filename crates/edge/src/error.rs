@@ -6,7 +6,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use dsec_backend::BackendError;
-use dsec_image::{ImageNameError, ImportError};
+use dsec_image::ImportError;
+use dsec_image::layer::NameError;
 use dsec_model::{EndReason, ErrorKind, IdError, LimitsError, SandboxId, State};
 use dsec_proto::guest::{GuestError, GuestErrorKind};
 use dsec_proto::rest::{ApiError, Sandbox};
@@ -185,7 +186,7 @@ pub fn bad_id(error: &IdError) -> ApiError {
 }
 
 /// A name that no layer can have.
-pub fn bad_layer_name(error: &ImageNameError) -> ApiError {
+pub fn bad_layer_name(error: &NameError) -> ApiError {
     invalid_field("name", error.to_string())
 }
 

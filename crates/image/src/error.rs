@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use dsec_model::ErrorKind;
 
-use crate::erofs::{AppendError, WriteError, XattrError};
+use crate::erofs::{AppendError, XattrError};
 
 /// What is wrong with one entry of an archive.
 #[derive(Debug, thiserror::Error)]
@@ -143,17 +143,17 @@ pub enum EntryProblem {
     /// The bytes cannot be had: damaged compression, or a failing disk.
     #[error("the archive cannot be read further; if it is damaged, get it again")]
     Read(#[source] io::Error),
-    /// The image file cannot be written.
+    /// The file that takes content in cannot be written.
     #[error("its content cannot be written to {path}; look at the disk")]
     Write {
-        /// The image file.
+        /// The file.
         path: PathBuf,
         /// Why.
         #[source]
         source: io::Error,
     },
-    /// The store's disk is full.
-    #[error("the disk of {path} is full; free some room or use a store on a larger disk")]
+    /// The node's disk is full.
+    #[error("the disk of {path} is full; free some room or use a larger disk")]
     DiskFull {
         /// The file being written.
         path: PathBuf,
@@ -190,7 +190,7 @@ pub enum EntryProblem {
     ImageTooLarge,
 }
 
-/// Why an import failed. Nothing of it is left in the store.
+/// Why an import failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
     /// The source cannot be read.
@@ -283,17 +283,14 @@ pub enum ImportError {
         /// Names or digests of them.
         found: Vec<String>,
     },
-    /// The store's disk is full.
-    #[error("the disk of {path} is full; free some room or use a store on a larger disk")]
+    /// The node's disk is full.
+    #[error("the disk of {path} is full; free some room or use a larger disk")]
     DiskFull {
         /// The file being written.
         path: PathBuf,
     },
-    /// The image would be larger than EROFS allows.
-    #[error("the image would be larger than 16 TiB; split it")]
-    ImageTooLarge,
-    /// The store's directory cannot be written.
-    #[error("{path} cannot be written; look at the store's disk and permissions")]
+    /// The import's directory cannot be written.
+    #[error("{path} cannot be written; look at its disk and permissions")]
     Write {
         /// The file.
         path: PathBuf,
@@ -304,40 +301,6 @@ pub enum ImportError {
     /// The store did not take the last of a layer's packs.
     #[error("the layer's content cannot be stored; look at the store")]
     Pack(#[source] AppendError),
-    /// The store itself failed.
-    #[error("the image cannot be put into the store")]
-    Store(#[source] StoreError),
-}
-
-/// Why the store cannot do something.
-#[derive(Debug, thiserror::Error)]
-pub enum StoreError {
-    /// A file or directory of the store failed.
-    #[error("cannot {action} {path}; look at the store's disk and permissions")]
-    Io {
-        /// What was tried.
-        action: &'static str,
-        /// On what.
-        path: PathBuf,
-        /// Why it failed.
-        #[source]
-        source: io::Error,
-    },
-    /// The disk is full.
-    #[error("the disk of {path} is full; free some room")]
-    DiskFull {
-        /// The file being written.
-        path: PathBuf,
-    },
-    /// A record is damaged.
-    #[error("the record {path} is damaged; delete it and import the image again")]
-    BadRecord {
-        /// The record's file.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: serde_json::Error,
-    },
 }
 
 impl ImportError {
@@ -346,10 +309,9 @@ impl ImportError {
         match self {
             Self::Entry { problem, .. } => problem.kind(),
             Self::NoPlatform { .. } => ErrorKind::Unsupported,
-            Self::ImageTooLarge | Self::DocumentTooLarge { .. } => ErrorKind::TooLarge,
+            Self::DocumentTooLarge { .. } => ErrorKind::TooLarge,
             Self::DiskFull { .. } => ErrorKind::ResourceExhausted,
             Self::Write { .. } | Self::Pack(_) => ErrorKind::Internal,
-            Self::Store(source) => source.kind(),
             Self::Source { .. }
             | Self::NotAnArchive { .. }
             | Self::DigestMismatch { .. }
@@ -364,13 +326,6 @@ impl ImportError {
     pub(crate) fn write(path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
         if is_full(&source) { Self::DiskFull { path } } else { Self::Write { path, source } }
-    }
-
-    pub(crate) fn finish(path: &Path, error: WriteError) -> Self {
-        match error {
-            WriteError::Write(source) => Self::write(path, source),
-            WriteError::TooLarge => Self::ImageTooLarge,
-        }
     }
 }
 
@@ -391,21 +346,6 @@ impl EntryProblem {
     pub(crate) fn write(path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
         if is_full(&source) { Self::DiskFull { path } } else { Self::Write { path, source } }
-    }
-}
-
-impl StoreError {
-    /// The kind a caller of the API is told.
-    pub fn kind(&self) -> ErrorKind {
-        match self {
-            Self::DiskFull { .. } => ErrorKind::ResourceExhausted,
-            Self::Io { .. } | Self::BadRecord { .. } => ErrorKind::Internal,
-        }
-    }
-
-    pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
-        let path = path.to_owned();
-        if is_full(&source) { Self::DiskFull { path } } else { Self::Io { action, path, source } }
     }
 }
 

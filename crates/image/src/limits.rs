@@ -24,9 +24,7 @@ impl Default for ImportLimits {
 pub enum ImportPhase {
     /// Reading the source and laying out content. Takes nearly all of the time.
     Reading,
-    /// Writing metadata, and content again if layers replaced much of it.
-    Writing,
-    /// Hashing the image and bringing it to disk.
+    /// Handing what is left to the store, and merging the layers.
     Sealing,
 }
 

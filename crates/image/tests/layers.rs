@@ -6,8 +6,10 @@
 
 mod support;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 
 use dsec_image::build::{
     Donors, Effect, FileIndex, Hidden, PackSink, PackedUpper, Previous, Rules, Upper, Workshop,
@@ -20,7 +22,7 @@ use support::archive::Archive;
 use support::layers::Shop;
 use support::layout::Layout;
 use support::source::{archived, source_tree};
-use support::{Mount, Store, assert_same, facts, shell};
+use support::{Facts, Mount, assert_same, facts, shell};
 
 fn encoded(layer: &LayerTree) -> Vec<u8> {
     layer.encode().unwrap().0
@@ -37,6 +39,14 @@ fn a_layer_of_an_archive_is_the_archived_tree() {
     let built = shop.archive(&tar).pop().unwrap();
     let mount = shop.mount(&built.layer);
     assert_same(&expected, &facts(mount.path()));
+    // Programs take inode number 0 for a deleted entry.
+    assert_ne!(fs::metadata(mount.path()).unwrap().ino(), 0);
+    let inodes: std::collections::BTreeSet<_> = expected.values().map(|facts| &facts.same_as).collect();
+    assert_eq!(built.layer.tree.iter().count(), inodes.len());
+    // Names that do not exist are not found, among those that do.
+    for missing in ["bin/4098", "bin/", "zzz", ".!", "deep/hare", "deep/hardx"] {
+        assert_eq!(mount.path().join(missing).exists(), missing == "bin/", "{missing}");
+    }
     // No content is in the metadata, and none is there twice: the files of 5 MB, 4 KB and a program.
     assert!(encoded(&built.layer).len() < 200 << 10, "{}", encoded(&built.layer).len());
     let again = shop.archive(&tar).pop().unwrap();
@@ -202,21 +212,34 @@ fn what_rules_leave_out_is_not_read_and_what_they_deny_fails() {
     look_for_denied(&of(upper.path(), &previous, &other), &limits).unwrap();
 }
 
-/// Merges the layers of an image as the store does, and compares with the image that is imported whole.
-fn assert_merges_like_import(source: &std::path::Path) -> LayerTree {
+/// Merges the layers of an image as an import does, through their images as they come out of a store, and mounts it.
+fn merged(source: &std::path::Path) -> (LayerTree, BTreeMap<Vec<u8>, Facts>) {
     let mut shop = Shop::new();
     let built = shop.archive(source);
-    // Through their images, as they come out of a store.
     let layers: Vec<_> =
         built.iter().map(|built| LayerTree::decode(&encoded(&built.layer)).unwrap()).collect();
     let all: Vec<_> = layers.iter().collect();
     let merged = merge(&all, Hidden::Drop, 1_000_000).unwrap();
     let mount = shop.mount(&merged);
-    let store = Store::new();
-    let record = store.import(source).unwrap();
-    let whole = Mount::erofs(&store.store.blob_path(&record.digest));
-    assert_same(&facts(whole.path()), &facts(mount.path()));
-    merged
+    let found = facts(mount.path());
+    (merged, found)
+}
+
+/// What is in a tree: files as `path=content`, directories as `path/`, links as `path>target`.
+fn listed(found: &BTreeMap<Vec<u8>, Facts>, contents: &[&str]) -> Vec<String> {
+    let content_of = |digest: &str| {
+        let known = contents.iter().find(|content| support::layout::sha256(content.as_bytes()) == digest);
+        (*known.unwrap_or(&"?")).to_owned()
+    };
+    let shown = found.iter().filter(|(path, _)| path.as_slice() != b".").map(|(path, facts)| {
+        let path = String::from_utf8_lossy(&path[2..]).into_owned();
+        match (facts.mode & 0o170_000, facts.target.is_empty()) {
+            (0o040_000, _) => format!("{path}/"),
+            (_, false) => format!("{path}>{}", String::from_utf8_lossy(&facts.target)),
+            _ => format!("{path}={}", content_of(&facts.content)),
+        }
+    });
+    shown.collect()
 }
 
 fn image_of(layers: Vec<Vec<u8>>) -> tempfile::NamedTempFile {
@@ -229,7 +252,7 @@ fn image_of(layers: Vec<Vec<u8>>) -> tempfile::NamedTempFile {
 }
 
 #[test]
-fn merged_layers_of_an_image_are_the_image_imported_whole() {
+fn merged_layers_of_an_image_are_what_the_last_of_them_left() {
     let first = Archive::new()
         .dir("usr")
         .dir("usr/lib")
@@ -270,8 +293,33 @@ fn merged_layers_of_an_image_are_the_image_imported_whole() {
         .dir("opaque")
         .file("opaque/z", b"z");
     let image = image_of(vec![first.finish(), second.finish(), third.finish()]);
-    let merged = assert_merges_like_import(image.path());
+    let (merged, found) = merged(image.path());
     assert_eq!(merged.blobs.len(), 3);
+    let contents =
+        ["a3", "b1", "a file now", "linked", "in", "f", "x", "y", "back", "new", "old", "z", "1", "file"];
+    let expected = [
+        "became=a file now",
+        "etc/",
+        "etc/a=a3",
+        "file/",
+        "file/in=in",
+        "gone/",
+        "gone/back=back",
+        "implied/",
+        "implied/deep/",
+        "implied/deep/y=y",
+        "lib>usr/lib",
+        "opaque/",
+        "opaque/new=new",
+        "opaque/z=z",
+        "second=linked",
+        "third=linked",
+        "usr/",
+        "usr/lib/",
+        "usr/lib/followed=f",
+    ];
+    assert_eq!(listed(&found, &contents), expected);
+    assert_eq!(found[b"./second".as_slice()].same_as, found[b"./third".as_slice()].same_as);
 }
 
 #[test]
@@ -295,8 +343,15 @@ fn an_image_of_127_layers_merges() {
             .finish()
     });
     let image = image_of(layers.collect());
-    let merged = assert_merges_like_import(image.path());
+    let (merged, found) = merged(image.path());
     assert_eq!(merged.blobs.len(), 127);
+    let mut expected: Vec<_> = (0..127).map(|number| format!("only/{}/{number}=x", number % 3)).collect();
+    expected.extend(["d/", "d/125=of 125", "d/126=of 126", "d/same=126"].map(str::to_owned));
+    expected.extend(["only/", "only/0/", "only/1/", "only/2/"].map(str::to_owned));
+    let mut found = listed(&found, &["x", "126", "of 125", "of 126"]);
+    expected.sort();
+    found.sort();
+    assert_eq!(found, expected);
 }
 
 /// A sandbox's writes, done through overlayfs as sandboxes mount it.
@@ -341,7 +396,7 @@ fn an_upper_directory_packs_to_what_the_overlay_showed() {
     let layer = resolve_redirects(&built.layer, &lower.layer, 100_000).unwrap();
     let merged = merge(&[&lower.layer, &layer], Hidden::Drop, 100_000).unwrap();
     let mount = shop.mount(&merged);
-    let without_links = |mut all: std::collections::BTreeMap<Vec<u8>, support::Facts>| {
+    let without_links = |mut all: BTreeMap<Vec<u8>, Facts>| {
         // Overlayfs without an index breaks hard links when it copies up, and counts differently.
         all.values_mut().for_each(|facts| (facts.links, facts.same_as) = (0, Vec::new()));
         all

@@ -12,7 +12,7 @@ use dsec_image::ImportLimits;
 use dsec_image::build::{
     ArchiveSource, BuiltLayer, Donors, FileIndex, Hidden, PackSink, Workshop, from_directory, merge,
 };
-use dsec_image::erofs::{Attributes, BLOCK_SIZE, Content, LayerTree, WHOLE_TREE_LAYER};
+use dsec_image::erofs::{Attributes, BLOCK_SIZE, Content, LayerTree};
 use dsec_image::layer::{
     BlobRef, Facts, LayerId, LayerKind, MANIFEST_FORMAT, Manifest, MetadataId, MetadataRef, PackId, Parent,
     ParentRole, Source,
@@ -156,17 +156,11 @@ fn shell(dir: &Path, script: &str) {
 
 fn whiteout(layer: &mut LayerTree, name: &str) {
     let root = layer.tree.root();
-    layer.tree.insert(
-        root,
-        name.as_bytes(),
-        WHOLE_TREE_LAYER,
-        Attributes::default(),
-        Content::CharDevice(0, 0),
-    );
+    layer.tree.insert(root, name.as_bytes(), Attributes::default(), Content::CharDevice(0, 0));
 }
 
 fn set_xattr(layer: &mut LayerTree, name: &str, xattr: &str, value: &[u8]) {
-    let id = layer.tree.lookup(layer.tree.root(), name.as_bytes()).unwrap().inode;
+    let id = layer.tree.lookup(layer.tree.root(), name.as_bytes()).unwrap();
     let mut attributes = layer.tree.get(id).unwrap().attributes.clone();
     attributes.xattrs.get_or_insert_default().set(xattr.as_bytes(), value).unwrap();
     layer.tree.set_attributes(id, attributes);

@@ -65,7 +65,7 @@ impl<'s> BlobWriter<'s> {
     /// # Errors
     /// Creating the file or threads failed.
     pub fn create(path: &Path, donors: Donors, sink: &'s mut dyn PackSink) -> io::Result<Self> {
-        let area = Area::create(path, 0)?;
+        let area = Area::create(path)?;
         let packer = Packer::new(area.file().try_clone()?, sink)?;
         let own = BlobRef { id: BlobId(Digest::of(b"")), blocks: 0 };
         Ok(Self { area, path: path.to_owned(), packer, donors, blobs: vec![own], known: HashMap::new() })
@@ -170,7 +170,7 @@ impl ContentStore for BlobWriter<'_> {
             return Ok(FileData::dense(size, start, OWN));
         }
         let (device, start) = if blocks > 0 { (OWN, start) } else { (0, 0) };
-        Ok(FileData { size, start, blocks, checksum: 0, device, chunks: Some(Box::new(chunks)) })
+        Ok(FileData { size, start, blocks, device, chunks: Some(Box::new(chunks)) })
     }
 }
 

@@ -153,7 +153,7 @@ impl Intake<'_, '_> {
         self.spend(name.to_bytes().len())?;
         let linked = walk.links.get(&found.ino).copied().filter(|_| found.links > 1);
         if let Some(linked) = linked.filter(|_| found.kind != FileType::Directory) {
-            walk.taken.tree.hard_link(parent, name.to_bytes(), 0, linked);
+            walk.taken.tree.hard_link(parent, name.to_bytes(), linked);
             return Ok(());
         }
         let content = match found.kind {
@@ -178,7 +178,7 @@ impl Intake<'_, '_> {
             _ => None,
         };
         walk.seen(&found);
-        let id = walk.taken.tree.insert(parent, name.to_bytes(), 0, attributes, content);
+        let id = walk.taken.tree.insert(parent, name.to_bytes(), attributes, content);
         match fd {
             Some(fd) => walk.down(id, fd, name, &found, (here, None))?,
             None if found.links > 1 => drop(walk.links.insert(found.ino, id)),

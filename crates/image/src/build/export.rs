@@ -1,6 +1,6 @@
 //! A layer in the form that OCI archives have: whiteouts as names.
 
-use crate::erofs::{Attributes, Content, FileData, LayerTree, WHOLE_TREE_LAYER};
+use crate::erofs::{Attributes, Content, FileData, LayerTree};
 use crate::overlay;
 
 /// A layer whose whiteouts are files `.wh.NAME`, and opaque directories have one called `.wh..wh..opq`; what only
@@ -13,12 +13,12 @@ pub fn oci_form(layer: &LayerTree) -> LayerTree {
     let attributes = || Attributes { mode: 0o644, ..Attributes::default() };
     for (dir, inode) in layer.tree.iter() {
         let Content::Directory(entries) = &inode.content else { continue };
-        for (name, entry) in entries {
-            match layer.tree.get(entry.inode).map(|inode| &inode.content) {
+        for (name, id) in entries {
+            match layer.tree.get(*id).map(|inode| &inode.content) {
                 Some(content) if overlay::is_whiteout(content) => {
                     out.tree.remove(dir, name);
                     let name = [b".wh.".as_slice(), name].concat();
-                    out.tree.insert(dir, &name, WHOLE_TREE_LAYER, attributes(), empty());
+                    out.tree.insert(dir, &name, attributes(), empty());
                 }
                 Some(Content::Socket) => {
                     out.tree.remove(dir, name);
@@ -27,7 +27,7 @@ pub fn oci_form(layer: &LayerTree) -> LayerTree {
             }
         }
         if overlay::is_opaque(&inode.attributes) {
-            out.tree.insert(dir, b".wh..wh..opq", WHOLE_TREE_LAYER, attributes(), empty());
+            out.tree.insert(dir, b".wh..wh..opq", attributes(), empty());
         }
     }
     let marked: Vec<_> = out.tree.iter().map(|(id, inode)| (id, inode.attributes.clone())).collect();

@@ -4,11 +4,11 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use crate::config::ImageConfig;
 use crate::erofs::{AppendError, BlobRef, Content, LayerTree, Timestamp, Tree};
 use crate::error::ImportError;
 use crate::intake::ArchiveLayers;
 use crate::limits::{ImportLimits, ImportPhase, ImportProgress};
-use crate::record::ImageConfig;
 
 use super::attributes::Source;
 use super::blob::{BlobWriter, BuiltBlob, Written};

@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::erofs::{Attributes, BLOBS_MAX, Content, InodeId, LayerTree, Tree, WHOLE_TREE_LAYER};
+use crate::erofs::{Attributes, BLOBS_MAX, Content, InodeId, LayerTree, Tree};
 use crate::error::printable;
 use crate::overlay;
 
@@ -139,10 +139,10 @@ impl Merge {
             let Some(Content::Directory(entries)) = tree.get(from).map(|inode| &inode.content) else {
                 continue;
             };
-            for (name, entry) in entries {
-                if let Some(below) = self.entry(&mut upper, to, name, entry.inode)? {
+            for (name, id) in entries {
+                if let Some(below) = self.entry(&mut upper, to, name, *id)? {
                     upper.parents.entry(below).or_insert(to);
-                    todo.push((entry.inode, below));
+                    todo.push((*id, below));
                 }
             }
         }
@@ -172,7 +172,7 @@ impl Merge {
                 });
             }
         }
-        let old = self.out.tree.lookup(to, name).map(|entry| entry.inode);
+        let old = self.out.tree.lookup(to, name);
         match &inode.content {
             Content::Directory(_) => return self.directory(upper, to, name, id, &inode.attributes),
             content if overlay::is_whiteout(content) && self.hidden == Hidden::Drop => {
@@ -183,7 +183,7 @@ impl Merge {
                 if let Some(linked) = linked.copied() {
                     // A link that takes the place of the last name of what it links to.
                     if old != Some(linked) {
-                        self.out.tree.hard_link(to, name, WHOLE_TREE_LAYER, linked);
+                        self.out.tree.hard_link(to, name, linked);
                     }
                     return Ok(None);
                 }
@@ -203,7 +203,7 @@ impl Merge {
         id: InodeId,
         attributes: &Attributes,
     ) -> Result<Option<InodeId>, MergeError> {
-        let old = self.out.tree.lookup(to, name).map(|entry| entry.inode);
+        let old = self.out.tree.lookup(to, name);
         let opaque = overlay::is_opaque(attributes);
         let implied = overlay::get(attributes, overlay::IMPLIED).is_some();
         if implied {
@@ -292,7 +292,7 @@ impl Merge {
             // A slash is in no name of a layer.
             let name = format!("/{}", pinned.len()).into_bytes();
             let root = self.out.tree.root();
-            self.out.tree.hard_link(root, &name, WHOLE_TREE_LAYER, found);
+            self.out.tree.hard_link(root, &name, found);
             upper.moved.insert(id, found);
             pinned.push(name);
         }
@@ -310,7 +310,7 @@ impl Merge {
         if self.made > self.max_files {
             return Err(MergeError::TooManyFiles { max: self.max_files });
         }
-        Ok(self.out.tree.insert(dir, name, WHOLE_TREE_LAYER, attributes, content))
+        Ok(self.out.tree.insert(dir, name, attributes, content))
     }
 
     fn clear(&mut self, dir: InodeId) {
@@ -370,7 +370,7 @@ fn hollow(tree: &Tree) -> HashSet<InodeId> {
     let mut at = 0;
     while let Some(id) = order.get(at) {
         if let Some(Content::Directory(entries)) = tree.get(*id).map(|inode| &inode.content) {
-            order.extend(entries.values().map(|entry| entry.inode));
+            order.extend(entries.values());
         }
         at += 1;
     }
@@ -382,7 +382,7 @@ fn hollow(tree: &Tree) -> HashSet<InodeId> {
             hollow.contains(&id) || tree.get(id).is_some_and(|inode| overlay::is_whiteout(&inode.content))
         };
         if overlay::get(&inode.attributes, overlay::IMPLIED).is_some()
-            && entries.values().all(|entry| empty(entry.inode))
+            && entries.values().all(|id| empty(*id))
         {
             hollow.insert(id);
         }

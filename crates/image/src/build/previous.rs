@@ -164,7 +164,7 @@ fn read(rest: &mut &[u8]) -> Option<Previous> {
         }
         let hash = (hash != [0; 32]).then(|| Digest::from_bytes(hash));
         let device = u16::try_from(blob + 1).ok()?;
-        let data = FileData { size: stamp.size, start, blocks, checksum: 0, device, chunks };
+        let data = FileData { size: stamp.size, start, blocks, device, chunks };
         table.files.insert(inode, Kept { stamp, hash, data });
     }
     Some(table)
@@ -204,7 +204,7 @@ mod tests {
         let stamp = |size, ctime| Stamp { size, mtime: at(-1500), ctime: at(ctime) };
         let hash = Some(Digest::of(b"x"));
         let chunks = Some(Box::new(ChunkMap { bits: 1, offsets: vec![NULL_ADDR, 0, NULL_ADDR, 2] }));
-        let sparse = FileData { size: 25_000, start: 4, blocks: 3, checksum: 0, device: 1, chunks };
+        let sparse = FileData { size: 25_000, start: 4, blocks: 3, device: 1, chunks };
         let files = [
             (7, Kept { stamp: stamp(5000, 1000), hash, data: FileData::dense(5000, 2, 1) }),
             (8, Kept { stamp: stamp(25_000, 1000), hash: None, data: sparse }),

@@ -13,7 +13,7 @@
 
 use std::collections::HashMap;
 
-use crate::erofs::{Content, InodeId, LayerTree, Tree, WHOLE_TREE_LAYER};
+use crate::erofs::{Content, InodeId, LayerTree, Tree};
 use crate::error::printable;
 use crate::overlay;
 
@@ -75,7 +75,7 @@ impl Resolving<'_> {
         let names: Vec<_> = walk::entries(&self.out.tree, at.dir)
             .into_iter()
             .flatten()
-            .map(|(name, entry)| (name.clone(), entry.inode))
+            .map(|(name, id)| (name.clone(), *id))
             .collect();
         if at.moved
             && let Some(below) = at.below
@@ -126,7 +126,7 @@ impl Resolving<'_> {
     }
 
     fn below(&self, dir: Option<InodeId>, name: &[u8]) -> Option<InodeId> {
-        let found = self.lower.tree.lookup(dir?, name)?.inode;
+        let found = self.lower.tree.lookup(dir?, name)?;
         walk::entries(&self.lower.tree, found).map(|_| found)
     }
 
@@ -140,15 +140,15 @@ impl Resolving<'_> {
         let mut links = HashMap::new();
         let (top, mut todo) = (to, vec![(from, to)]);
         while let Some((from, to)) = todo.pop() {
-            for (name, entry) in walk::entries(&self.lower.tree, from).into_iter().flatten() {
+            for (name, id) in walk::entries(&self.lower.tree, from).into_iter().flatten() {
                 if to == top && has(name) {
                     continue;
                 }
-                if let Some(copied) = links.get(&entry.inode) {
-                    self.out.tree.hard_link(to, name, WHOLE_TREE_LAYER, *copied);
+                if let Some(copied) = links.get(id) {
+                    self.out.tree.hard_link(to, name, *copied);
                     continue;
                 }
-                let Some(inode) = self.lower.tree.get(entry.inode) else { continue };
+                let Some(inode) = self.lower.tree.get(*id) else { continue };
                 self.left =
                     self.left.checked_sub(1).ok_or(MergeError::TooManyFiles { max: self.max_files })?;
                 let mut content = match &inode.content {
@@ -160,11 +160,11 @@ impl Resolving<'_> {
                 }
                 let is_directory = matches!(content, Content::Directory(_));
                 let attributes = inode.attributes.clone();
-                let new = self.out.tree.insert(to, name, WHOLE_TREE_LAYER, attributes, content);
+                let new = self.out.tree.insert(to, name, attributes, content);
                 if is_directory {
-                    todo.push((entry.inode, new));
+                    todo.push((*id, new));
                 } else {
-                    links.insert(entry.inode, new);
+                    links.insert(*id, new);
                 }
             }
         }

@@ -87,11 +87,23 @@ const RESIDUE: &[(&str, Only, &[&str])] = &[
         Only::Everything,
         &["__pycache__/", ".pytest_cache/", ".mypy_cache/", ".ruff_cache/", ".hypothesis/"],
     ),
-    ("caches/pip", Only::Everything, &[".cache/pip/", ".cache/uv/", ".cache/pypoetry/cache/", ".cache/pipenv/"]),
+    (
+        "caches/pip",
+        Only::Everything,
+        &[".cache/pip/", ".cache/uv/", ".cache/pypoetry/cache/", ".cache/pipenv/"],
+    ),
     (
         "caches/npm",
         Only::Everything,
-        &[".npm/_cacache/", ".npm/_logs/", ".npm/_npx/", ".cache/yarn/", ".yarn/cache/", ".cache/node-gyp/", ".eslintcache"],
+        &[
+            ".npm/_cacache/",
+            ".npm/_logs/",
+            ".npm/_npx/",
+            ".cache/yarn/",
+            ".yarn/cache/",
+            ".cache/node-gyp/",
+            ".eslintcache",
+        ],
     ),
     ("caches/cargo", Only::Everything, &[".cargo/registry/cache/", "/usr/local/cargo/registry/cache/"]),
     ("caches/go", Only::Everything, &[".cache/go-build/"]),
@@ -103,7 +115,13 @@ const RESIDUE: &[(&str, Only, &[&str])] = &[
     (
         "caches/packages",
         Only::Files,
-        &["/var/cache/dnf/**", "/var/cache/yum/**", "/var/cache/apk/**", "/var/cache/pacman/pkg/**", "/var/cache/man/**"],
+        &[
+            "/var/cache/dnf/**",
+            "/var/cache/yum/**",
+            "/var/cache/apk/**",
+            "/var/cache/pacman/pkg/**",
+            "/var/cache/man/**",
+        ],
     ),
     (
         "history",
@@ -162,11 +180,7 @@ const RESIDUE: &[(&str, Only, &[&str])] = &[
         Only::Files,
         &["/var/log/**", "npm-debug.log", "npm-debug.log.*", "yarn-error.log", "pip-log.txt", "nohup.out"],
     ),
-    (
-        "temp",
-        Only::Everything,
-        &["/tmp/*", "/var/tmp/*", ".*.sw[a-p]", "/var/crash/*"],
-    ),
+    ("temp", Only::Everything, &["/tmp/*", "/var/tmp/*", ".*.sw[a-p]", "/var/crash/*"]),
     ("temp", Only::Files, &["/run/**"]),
 ];
 
@@ -186,7 +200,8 @@ impl Rules {
     pub fn scrub(&mut self, name: &str) -> bool {
         let mut found = false;
         for (rule, only, patterns) in RESIDUE {
-            let goes_on = rule.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+            let goes_on =
+                rule.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
             for pattern in patterns.iter().filter(|_| goes_on) {
                 found = true;
                 // Those of ours are patterns; a test says so.
@@ -354,7 +369,7 @@ pub fn sift(layer: &mut LayerTree, rules: &Rules) -> Result<Vec<LeftOut>, Denied
         let entries: Vec<_> = walk::entries(&layer.tree, dir)
             .into_iter()
             .flatten()
-            .map(|(name, entry)| (name.clone(), entry.inode))
+            .map(|(name, id)| (name.clone(), *id))
             .collect();
         let first = todo.len();
         for (name, id) in entries {
@@ -391,7 +406,7 @@ fn weigh(layer: &LayerTree, id: InodeId) -> (u64, u64) {
     while let Some(id) = todo.pop() {
         files += 1;
         match layer.tree.get(id).map(|inode| &inode.content) {
-            Some(Content::Directory(entries)) => todo.extend(entries.values().map(|entry| entry.inode)),
+            Some(Content::Directory(entries)) => todo.extend(entries.values()),
             Some(Content::File(data)) => bytes = bytes.saturating_add(data.size()),
             _ => {}
         }
@@ -402,7 +417,7 @@ fn weigh(layer: &LayerTree, id: InodeId) -> (u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::erofs::{Attributes, FileData, WHOLE_TREE_LAYER};
+    use crate::erofs::{Attributes, FileData};
 
     fn layer(paths: &[&str]) -> LayerTree {
         let mut layer = LayerTree::default();
@@ -418,12 +433,12 @@ mod tests {
             let names: Vec<_> = names.split('/').collect();
             for (number, name) in names.iter().enumerate() {
                 at = match layer.tree.lookup(at, name.as_bytes()) {
-                    Some(entry) => entry.inode,
+                    Some(found) => found,
                     None => {
                         let is_last = number + 1 == names.len();
                         let content = if is_last { last.clone() } else { Content::directory() };
                         let attributes = Attributes::default();
-                        layer.tree.insert(at, name.as_bytes(), WHOLE_TREE_LAYER, attributes, content)
+                        layer.tree.insert(at, name.as_bytes(), attributes, content)
                     }
                 };
             }
@@ -439,10 +454,10 @@ mod tests {
             if entries.is_empty() {
                 found.push(path.clone());
             }
-            for (name, entry) in entries {
+            for (name, id) in entries {
                 let path = format!("{path}/{}", String::from_utf8_lossy(name));
-                match walk::entries(&layer.tree, entry.inode) {
-                    Some(_) => todo.push((entry.inode, path)),
+                match walk::entries(&layer.tree, *id) {
+                    Some(_) => todo.push((*id, path)),
                     None => found.push(path),
                 }
             }

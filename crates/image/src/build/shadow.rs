@@ -26,11 +26,11 @@ pub fn shadowed(layer: &LayerTree, above: &LayerTree) -> Shadowed {
     let mut found = Shadowed::default();
     let mut todo = vec![(layer.tree.root(), above.tree.root(), Vec::new())];
     while let Some((dir, over, path)) = todo.pop() {
-        for (name, entry) in walk::entries(&layer.tree, dir).into_iter().flatten() {
-            let Some(upper) = above.tree.lookup(over, name).map(|entry| entry.inode) else { continue };
+        for (name, id) in walk::entries(&layer.tree, dir).into_iter().flatten() {
+            let Some(upper) = above.tree.lookup(over, name) else { continue };
             let full = [path.as_slice(), b"/", name].concat();
-            let both = is_directory(&layer.tree, entry.inode) && is_directory(&above.tree, upper);
-            let Some(inode) = layer.tree.get(entry.inode) else { continue };
+            let both = is_directory(&layer.tree, *id) && is_directory(&above.tree, upper);
+            let Some(inode) = layer.tree.get(*id) else { continue };
             if !both || overlay::is_opaque(&inode.attributes) {
                 found.files += 1;
                 if let Content::File(data) = &inode.content {
@@ -41,7 +41,7 @@ pub fn shadowed(layer: &LayerTree, above: &LayerTree) -> Shadowed {
                 }
             }
             if both {
-                todo.push((entry.inode, upper, full));
+                todo.push((*id, upper, full));
             }
         }
     }
@@ -55,7 +55,7 @@ fn is_directory(tree: &Tree, id: InodeId) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::erofs::{Attributes, FileData, WHOLE_TREE_LAYER};
+    use crate::erofs::{Attributes, FileData};
 
     fn layer(opaque: bool, entries: &[(&str, Content)]) -> LayerTree {
         let mut layer = LayerTree::default();
@@ -64,10 +64,10 @@ mod tests {
             overlay::mark(&mut attributes, overlay::OPAQUE, b"y");
         }
         let root = layer.tree.root();
-        let dir = layer.tree.insert(root, b"opt", WHOLE_TREE_LAYER, attributes, Content::directory());
+        let dir = layer.tree.insert(root, b"opt", attributes, Content::directory());
         for (name, content) in entries {
             let attributes = Attributes::default();
-            layer.tree.insert(dir, name.as_bytes(), WHOLE_TREE_LAYER, attributes, content.clone());
+            layer.tree.insert(dir, name.as_bytes(), attributes, content.clone());
         }
         layer
     }

@@ -61,12 +61,12 @@ pub(super) fn write_tar(
             tar.entry(id, inode, &path)?;
         }
         // Backwards, so that they come off in order.
-        for (name, entry) in walk::entries(&layer.tree, id).into_iter().flatten().rev() {
+        for (name, below) in walk::entries(&layer.tree, id).into_iter().flatten().rev() {
             let path = match id == layer.tree.root() {
                 true => name.to_vec(),
                 false => [&path, b"/".as_slice(), name].concat(),
             };
-            todo.push((entry.inode, path));
+            todo.push((*below, path));
         }
     }
     out.write_all(&[0; 2 * UNIT])

@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::erofs::{Content, Dirent, InodeId, Tree};
+use crate::erofs::{Content, InodeId, Tree};
 
 /// Linux's `MAXSYMLINKS`.
 const SYMLINKS_MAX: usize = 40;
 
 /// The entries of `id`, if it is a directory.
-pub(super) fn entries(tree: &Tree, id: InodeId) -> Option<&BTreeMap<Box<[u8]>, Dirent>> {
+pub(super) fn entries(tree: &Tree, id: InodeId) -> Option<&BTreeMap<Box<[u8]>, InodeId>> {
     match &tree.get(id)?.content {
         Content::Directory(entries) => Some(entries),
         _ => None,
@@ -32,7 +32,7 @@ pub(super) fn directory(tree: &Tree, above: Vec<InodeId>, path: &[u8]) -> Option
             }
             _ => {}
         }
-        let found = tree.lookup(*stack.last()?, &name)?.inode;
+        let found = tree.lookup(*stack.last()?, &name)?;
         match &tree.get(found)?.content {
             Content::Directory(_) => stack.push(found),
             Content::Symlink(target) => {
@@ -60,5 +60,5 @@ pub(super) fn entry(tree: &Tree, path: &[u8]) -> Option<InodeId> {
         None => (b"".as_slice(), path),
     };
     let dir = directory(tree, vec![tree.root()], parents)?;
-    Some(tree.lookup(*dir.last()?, name)?.inode)
+    tree.lookup(*dir.last()?, name)
 }

@@ -43,11 +43,10 @@ pub(crate) struct Area {
 }
 
 impl Area {
-    /// Creates the file, which must not be there yet; content begins at the byte `start`.
-    pub(crate) fn create(path: &Path, start: u64) -> io::Result<Self> {
-        let mut file = OpenOptions::new().read(true).write(true).create_new(true).open(path)?;
-        file.seek(SeekFrom::Start(start))?;
-        Ok(Self { file, flushed: start, buffer: vec![0; BUFFER], used: 0 })
+    /// Creates the file, which must not be there yet.
+    pub(crate) fn create(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(path)?;
+        Ok(Self { file, flushed: 0, buffer: vec![0; BUFFER], used: 0 })
     }
 
     /// Length so far.
@@ -129,25 +128,15 @@ impl Area {
     }
 
     /// Passes over bytes, which stay a hole.
-    pub(crate) fn skip_to(&mut self, target: u64) -> io::Result<()> {
+    fn skip_to(&mut self, target: u64) -> io::Result<()> {
         self.flushed = target;
         self.file.seek(SeekFrom::Start(target)).map(drop)
     }
 
-    pub(crate) fn flush(&mut self) -> io::Result<()> {
+    fn flush(&mut self) -> io::Result<()> {
         self.file.write_all(&self.buffer[..self.used])?;
         self.flushed += self.used as u64;
         self.used = 0;
-        Ok(())
-    }
-
-    /// Appends `bytes` of another file, from its position on. Between two files this is `copy_file_range`.
-    pub(crate) fn copy_file(&mut self, mut from: &File, bytes: u64) -> io::Result<()> {
-        self.flush()?;
-        let copied = io::copy(&mut Read::by_ref(&mut from).take(bytes), &mut self.file)?;
-        // The last chunk may end in a hole that the file has not been extended over.
-        self.skip_to(self.flushed + bytes)?;
-        debug_assert!(copied <= bytes);
         Ok(())
     }
 
@@ -212,3 +201,7 @@ impl Area {
         Ok(())
     }
 }
+
+#[cfg(test)]
+#[path = "area/tests.rs"]
+mod tests;

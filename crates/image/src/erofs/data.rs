@@ -1,15 +1,8 @@
-//! The data area of a self-contained image: file content, written to its final place while it streams in.
+//! Where the content of files lies, and what takes it in.
 
-use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
-use std::path::Path;
-
-use flate2::Crc;
+use std::io::{self, Read};
 
 use super::BLOCK_SIZE;
-use super::area::{Area, Extent, Passing};
-use super::format::BLOCK_BITS;
-use super::tree::{Content, InodeId, Tree};
 
 /// Where a regular file's content lies.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,9 +13,7 @@ pub struct FileData {
     pub(crate) start: u32,
     /// Blocks the content takes.
     pub(crate) blocks: u32,
-    /// CRC-32 of the stored bytes: the content's part in a self-contained image's UUID. Zero for content in a blob.
-    pub(crate) checksum: u32,
-    /// 0: in the image itself; n: in the n-th blob of the layer, counted from 1. As in the format.
+    /// In which blob of the layer, counted from 1; 0 for a file without content. As in the format.
     pub(crate) device: u16,
     /// Set for files with holes.
     pub(crate) chunks: Option<Box<ChunkMap>>,
@@ -40,13 +31,13 @@ pub(crate) struct ChunkMap {
 impl FileData {
     /// A file without content.
     pub(crate) fn empty() -> Self {
-        Self { size: 0, start: 0, blocks: 0, checksum: 0, device: 0, chunks: None }
+        Self { size: 0, start: 0, blocks: 0, device: 0, chunks: None }
     }
 
     /// Content in a blob, without holes.
     pub(crate) fn dense(size: u64, start: u32, device: u16) -> Self {
         let blocks = size.div_ceil(BLOCK_SIZE) as u32;
-        Self { size, start, blocks, checksum: 0, device, chunks: None }
+        Self { size, start, blocks, device, chunks: None }
     }
 
     /// Length of the file in bytes, holes included.
@@ -62,7 +53,7 @@ impl FileData {
 
 /// A stretch of a sparse file that has content; the rest of the file is holes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Segment {
+pub(crate) struct Segment {
     /// Where in the file it begins.
     pub offset: u64,
     /// How long it is, in bytes.
@@ -101,8 +92,8 @@ pub enum AppendError {
     Pack(#[source] io::Error),
 }
 
-/// What takes file content in: an image's own data area or a blob.
-pub trait ContentStore {
+/// What takes file content in.
+pub(crate) trait ContentStore {
     /// Appends a file of `size` bytes from `source`. `tick` is called after every piece with its
     /// length.
     ///
@@ -129,101 +120,3 @@ pub trait ContentStore {
         tick: &mut dyn FnMut(u64),
     ) -> Result<FileData, AppendError>;
 }
-
-/// The image file while content is appended to it. Block 0 stays free for the superblock.
-#[derive(Debug)]
-pub struct DataArea(Area);
-
-impl ContentStore for DataArea {
-    fn append(
-        &mut self,
-        source: &mut dyn Read,
-        size: u64,
-        tick: &mut dyn FnMut(u64),
-    ) -> Result<FileData, AppendError> {
-        let mut crc = Crc::new();
-        let mut passing = Passing { seen: &mut |bytes| crc.update(bytes), tick };
-        let Extent { start, blocks } = self.0.append(source, size, &mut passing)?;
-        Ok(FileData { size, start, blocks, checksum: crc.sum(), device: 0, chunks: None })
-    }
-
-    fn append_sparse(
-        &mut self,
-        source: &mut dyn Read,
-        size: u64,
-        segments: &[Segment],
-        room: u64,
-        tick: &mut dyn FnMut(u64),
-    ) -> Result<FileData, AppendError> {
-        let mut crc = Crc::new();
-        let mut passing = Passing { seen: &mut |bytes| crc.update(bytes), tick };
-        let (Extent { start, blocks }, chunks) =
-            self.0.append_sparse(source, size, segments, room, &mut passing)?;
-        let chunks = Some(Box::new(chunks));
-        Ok(FileData { size, start, blocks, checksum: crc.sum(), device: 0, chunks })
-    }
-}
-
-impl DataArea {
-    /// Creates the image file, which must not be there yet.
-    ///
-    /// # Errors
-    /// Whatever creating a file can meet.
-    pub fn create(path: &Path) -> io::Result<Self> {
-        Area::create(path, BLOCK_SIZE).map(Self)
-    }
-
-    /// Bytes of the image so far, block 0 included.
-    pub fn position(&self) -> u64 {
-        self.0.position()
-    }
-
-    /// Copies what `tree` still uses into the new file `path`, in the same order, and points the
-    /// tree there. The old area is dropped; deleting its file is the caller's part.
-    ///
-    /// # Errors
-    /// Reading or writing failed; the tree is then of no use.
-    pub fn compacted(mut self, tree: &mut Tree, path: &Path) -> io::Result<Self> {
-        self.0.flush()?;
-        let mut live: Vec<(u32, u32, InodeId)> = tree
-            .iter()
-            .filter_map(|(id, inode)| match &inode.content {
-                Content::File(data) if data.blocks > 0 => Some((data.start, data.blocks, id)),
-                _ => None,
-            })
-            .collect();
-        live.sort_unstable();
-        let mut new = Self::create(path)?;
-        let mut rest = live.as_slice();
-        while let Some((first, ..)) = rest.first() {
-            let mut end = *first;
-            let run = rest.iter().take_while(|(start, blocks, _)| {
-                let joined = *start == end;
-                if joined {
-                    end += blocks;
-                }
-                joined
-            });
-            let count = run.count();
-            for (start, _, id) in &rest[..count] {
-                if let Some(data) = tree.file_data_mut(*id) {
-                    data.start = (new.position() >> BLOCK_BITS) as u32 + (start - first);
-                }
-            }
-            let mut file = self.0.file();
-            file.seek(SeekFrom::Start(u64::from(*first) << BLOCK_BITS))?;
-            new.0.copy_file(file, u64::from(end - first) << BLOCK_BITS)?;
-            rest = &rest[count..];
-        }
-        Ok(new)
-    }
-
-    /// Flushes and hands over the file, with its length in bytes (a whole number of blocks).
-    pub(crate) fn into_file(self) -> io::Result<(File, u64)> {
-        self.0.into_file()
-    }
-}
-
-#[cfg(test)]
-#[path = "data/tests.rs"]
-mod tests;

@@ -1,7 +1,5 @@
-//! A writer of uncompressed EROFS images, and a reader of its own metadata images.
-//!
-//! **Metadata images** ([`LayerTree::encode`], [`LayerTree::decode`]) hold no file content: it lies in blobs, which are
-//! devices of the mount.
+//! A writer of metadata images ([`LayerTree::encode`]), and a reader of them ([`LayerTree::decode`]): EROFS without file
+//! content, which lies in blobs, the devices of the mount.
 //!
 //! ```text
 //! metadata   superblock, device table: a slot a blob, tagged with its id
@@ -15,22 +13,11 @@
 //! all devices each time, because 32-bit addresses would otherwise have to do for all blobs together, and because the
 //! blobs of a merged layer keep their addresses. It costs eight bytes a file.
 //!
-//! **Self-contained images** ([`finish`]) have three areas, in this order, so that file content is written exactly once,
-//! while it streams in, and everything that is only known at the end comes last:
-//!
-//! ```text
-//! block 0        superblock (written last)
-//! block 1 ..     data: the content of regular files, each starting on a block
-//!   ..           directory blocks and symlink targets too long to sit in their inode
-//! meta_blkaddr   inodes, with their xattrs, inline tails and chunk maps
-//! ```
-//!
-//! Content is never inlined beside an inode: blobs and the data area hold files and nothing else, which is what DAX and
+//! Content is never inlined beside an inode: blobs hold files and nothing else, which is what DAX and
 //! devices filled on demand need. Directories and symlinks are inline where they fit.
 //!
 //! The same tree and the same content give the same bytes: inodes are numbered breadth-first in
-//! name order, the build time is zero and the UUID is drawn from the metadata and the content's
-//! checksums, or the blobs' ids.
+//! name order, the build time is zero and the UUID is drawn from the metadata and the blobs' ids.
 //!
 //! Source: the on-disk format is the kernel's `Documentation/filesystems/erofs.rst` and
 //! `fs/erofs/erofs_fs.h`; the images need Linux 5.16 (chunk-based files, devices) and 6.12 to be mounted
@@ -48,14 +35,15 @@ mod xattr;
 
 pub(crate) use area::{Area, Extent, Passing};
 pub(crate) use data::ChunkMap;
-pub use data::{AppendError, ContentStore, DataArea, FileData, Segment};
+pub use data::{AppendError, FileData};
+pub(crate) use data::{ContentStore, Segment};
 pub(crate) use devices::device;
 pub use devices::{BLOBS_MAX, BlobRef, LayerTree};
 pub(crate) use format::NULL_ADDR;
 pub use read::ReadError;
 pub(crate) use sparse::CHUNK_BITS_MAX;
-pub use tree::{Attributes, Content, Dirent, Inode, InodeId, Timestamp, Tree, WHOLE_TREE_LAYER};
-pub use write::{EncodeError, ImageSummary, WriteError, finish};
+pub use tree::{Attributes, Content, Inode, InodeId, Timestamp, Tree};
+pub use write::EncodeError;
 pub use xattr::{XattrError, Xattrs};
 
 /// Bytes in a block, of the file system and of its directories.

@@ -20,7 +20,7 @@ use super::format::{
     NULL_ADDR, SLOT, SUPER_OFFSET, XATTR_HEADER_SIZE, decode_device, superblock_checksum,
 };
 use super::sparse::CHUNKS_MAX;
-use super::tree::{Attributes, Content, Dirent, Inode, InodeId, Timestamp, Tree, WHOLE_TREE_LAYER};
+use super::tree::{Attributes, Content, Inode, InodeId, Timestamp, Tree};
 use super::xattr::Xattrs;
 
 /// Longest symlink target.
@@ -161,9 +161,8 @@ impl<'a> Reader<'a> {
         for (inode, links) in &self.inodes {
             let expected = match &inode.content {
                 Content::Directory(entries) => {
-                    let below = |entry: &&Dirent| {
-                        matches!(self.inodes[entry.inode.0 as usize].0.content, Content::Directory(_))
-                    };
+                    let below =
+                        |id: &&InodeId| matches!(self.inodes[id.0 as usize].0.content, Content::Directory(_));
                     2 + entries.values().filter(below).count() as u32
                 }
                 _ => inode.names,
@@ -308,10 +307,10 @@ impl<'a> Reader<'a> {
         }
         let (blocks, size) = (next as u32, record.size);
         if next == size.div_ceil(BLOCK_SIZE) {
-            return Ok(FileData { size, start, blocks, checksum: 0, device, chunks: None });
+            return Ok(FileData { size, start, blocks, device, chunks: None });
         }
         let chunks = Some(Box::new(ChunkMap { bits, offsets }));
-        Ok(FileData { size, start, blocks, checksum: 0, device, chunks })
+        Ok(FileData { size, start, blocks, device, chunks })
     }
 
     fn place(&self, record: &InodeRecord, behind: u64) -> Result<Place, ReadError> {
@@ -344,7 +343,7 @@ impl<'a> Reader<'a> {
         let where_ = self.meta + nid * SLOT;
         let bad = |what| ReadError { what, at: where_ };
         let data = self.data(&place)?;
-        let mut entries: BTreeMap<Box<[u8]>, Dirent> = BTreeMap::new();
+        let mut entries: BTreeMap<Box<[u8]>, InodeId> = BTreeMap::new();
         let mut last: Option<&[u8]> = None;
         let mut dots = 0;
         for block in data.chunks(BLOCK) {
@@ -372,7 +371,7 @@ impl<'a> Reader<'a> {
                 if found == FileType::Directory && (inode.0 as usize) < known {
                     return Err(bad("a directory has two names"));
                 }
-                entries.insert(name.into(), Dirent { inode, layer: WHOLE_TREE_LAYER });
+                entries.insert(name.into(), inode);
             }
         }
         if dots != 2 {

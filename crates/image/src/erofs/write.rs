@@ -1,82 +1,115 @@
-//! From a tree to an image: first every inode gets its place, then directory blocks, inodes and
-//! superblock are written in that order. With the content in the same image ([`finish`]) or in
-//! blobs ([`super::LayerTree::encode`]).
-
-use std::fs::File;
-use std::io::{self, BufWriter, Seek, SeekFrom, Write};
-use std::os::unix::fs::FileExt;
+//! From a layer's tree to its metadata image: first every inode gets its place, then directory blocks, inodes and
+//! superblock are written in that order.
 
 use sha2::{Digest, Sha256};
 
 use super::BLOCK_SIZE;
-use super::data::{ChunkMap, DataArea, FileData};
+use super::data::{ChunkMap, FileData};
+use super::devices::{BlobRef, LayerTree};
 use super::format::{
-    BLOCK_BITS, CHUNK_INDEXES, DataLayout, FileType, INODE_SIZE, InodeRecord, NULL_ADDR, SLOT, Superblock,
-    encode_device, pack_directory, packed_directory_size,
+    BLOCK_BITS, CHUNK_INDEXES, DataLayout, DeviceSlot, FileType, INODE_SIZE, InodeRecord, NULL_ADDR, SLOT,
+    Superblock, encode_device, head_blocks, pack_directory, packed_directory_size,
 };
 use super::sparse::CHUNK_BITS_MAX;
 use super::tree::{Content, Inode, InodeId, Tree};
-
-mod metadata;
-
-pub use metadata::EncodeError;
 
 /// The root inode's place in the metadata area. Not 0: programs take inode number 0 for a deleted
 /// entry. `root_nid` has 16 bits, which is why the root comes first.
 const ROOT_OFFSET: u64 = 128;
 /// A tail up to this size moves to the next block when its own is too full; a longer one gets a
-/// block in the data area instead, which wastes less.
+/// block in front of the inodes instead, which wastes less.
 const INLINE_MOVE_MAX: u64 = BLOCK_SIZE / 2;
 
-/// What was written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ImageSummary {
-    /// Length of the image in bytes.
-    pub size_bytes: u64,
-    /// Inodes in it: files, directories and so on, hard links counted once.
-    pub inodes: u64,
-    /// Its UUID, drawn from metadata and content.
-    pub uuid: [u8; 16],
-}
-
-/// Why the image could not be finished.
-#[derive(Debug, thiserror::Error)]
-pub enum WriteError {
-    /// The image file cannot be written.
-    #[error("the image file cannot be written")]
-    Write(#[source] io::Error),
+/// Why a layer's metadata could not be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum EncodeError {
     /// The image would have more than 2^32 blocks (16 TiB).
-    #[error("the image would be larger than 16 TiB")]
+    #[error("the metadata would be larger than 16 TiB")]
     TooLarge,
+    /// A file has content, but in no blob of the layer.
+    #[error("the tree's blobs are not those its files point into")]
+    NoBlob,
 }
 
-/// Writes everything but the content behind the content, then the superblock. The file is left
-/// open and not synced: when it must be on disk is the caller's decision.
-///
-/// # Errors
-/// [`WriteError`]; the file is then not an image.
-pub fn finish(tree: &Tree, data: DataArea) -> Result<(File, ImageSummary), WriteError> {
-    let (file, data_end) = data.into_file().map_err(WriteError::Write)?;
-    let plan = Plan::new(tree, data_end >> BLOCK_BITS, None).ok_or(WriteError::TooLarge)?;
-    let blocks = plan.meta_block + plan.meta_size.div_ceil(BLOCK_SIZE);
-    let blocks = u32::try_from(blocks).map_err(|_| WriteError::TooLarge)?;
-    let mut out = Writer::at_end(file, data_end).map_err(WriteError::Write)?;
-    plan.write_outside(tree, &mut out).map_err(WriteError::Write)?;
-    plan.write_inodes(tree, &mut out).map_err(WriteError::Write)?;
-    let (out, uuid) = out.finish();
-    let file = out.into_inner().map_err(|e| WriteError::Write(e.into_error()))?;
-    let superblock = Superblock {
-        root_nid: (ROOT_OFFSET / SLOT) as u16,
-        inodes: plan.order.len() as u64,
-        blocks,
-        meta_block: plan.meta_block as u32,
-        uuid,
-        chunked: plan.chunked,
-        devices: &[],
-    };
-    file.write_all_at(&superblock.encode(), 0).map_err(WriteError::Write)?;
-    let size_bytes = u64::from(blocks) << BLOCK_BITS;
-    Ok((file, ImageSummary { size_bytes, inodes: superblock.inodes, uuid }))
+impl LayerTree {
+    /// The metadata image: everything but content, which stays in the blobs. Gives the blobs that
+    /// are its devices, in their order, too: those that a file points into.
+    ///
+    /// # Errors
+    /// [`EncodeError`]
+    pub fn encode(&self) -> Result<(Vec<u8>, Vec<BlobRef>), EncodeError> {
+        let (numbers, used) = self.used_blobs()?;
+        let head = head_blocks(used.len());
+        let plan = Plan::new(&self.tree, head, numbers).ok_or(EncodeError::TooLarge)?;
+        let blocks = plan.meta_block + plan.meta_size.div_ceil(BLOCK_SIZE);
+        let blocks = u32::try_from(blocks).map_err(|_| EncodeError::TooLarge)?;
+        let devices: Vec<_> = used.iter().map(BlobRef::slot).collect();
+        let start = (head << BLOCK_BITS) as usize;
+        let mut out = Vec::with_capacity((u64::from(blocks) << BLOCK_BITS) as usize);
+        out.resize(start, 0);
+        plan.write_outside(&self.tree, &mut out);
+        plan.write_inodes(&self.tree, &mut out);
+        let superblock = Superblock {
+            root_nid: (ROOT_OFFSET / SLOT) as u16,
+            inodes: plan.order.len() as u64,
+            blocks,
+            meta_block: plan.meta_block as u32,
+            uuid: uuid(&devices, &out[start..]),
+            chunked: plan.chunked,
+            devices: &devices,
+        };
+        out[..start].copy_from_slice(&superblock.encode());
+        Ok((out, used))
+    }
+
+    /// The blobs that files point into, and for each number in the tree the one in the image.
+    fn used_blobs(&self) -> Result<(Vec<u16>, Vec<BlobRef>), EncodeError> {
+        let mut numbers = vec![0; self.blobs.len() + 1];
+        for (_, inode) in self.tree.iter() {
+            if let Content::File(data) = &inode.content
+                && (data.blocks > 0 || data.device > 0)
+            {
+                let end = u64::from(data.start) + u64::from(data.blocks);
+                let blob = usize::from(data.device).checked_sub(1).and_then(|at| self.blobs.get(at));
+                if blob.is_none_or(|blob| end > u64::from(blob.blocks)) {
+                    return Err(EncodeError::NoBlob);
+                }
+                numbers[usize::from(data.device)] = 1;
+            }
+        }
+        let mut used = Vec::new();
+        for (number, blob) in numbers.iter_mut().skip(1).zip(&self.blobs) {
+            if *number == 1 {
+                used.push(*blob);
+                *number = used.len() as u16;
+            }
+        }
+        Ok((numbers, used))
+    }
+}
+
+impl BlobRef {
+    fn slot(&self) -> DeviceSlot {
+        let mut tag = [0; 64];
+        tag.copy_from_slice(self.id.to_string().as_bytes());
+        DeviceSlot { tag, blocks: self.blocks }
+    }
+}
+
+/// The UUID of an image, drawn from its blobs and its metadata.
+fn uuid(devices: &[DeviceSlot], metadata: &[u8]) -> [u8; 16] {
+    let mut hash = Sha256::new();
+    for device in devices {
+        hash.update(device.tag);
+    }
+    hash.update(metadata);
+    let digest = hash.finalize();
+    let mut uuid = [0; 16];
+    uuid.copy_from_slice(&digest[..16]);
+    // Version 8 of RFC 9562: the bits are the maker's own.
+    uuid[6] = (uuid[6] & 0x0f) | 0x80;
+    uuid[8] = (uuid[8] & 0x3f) | 0x80;
+    uuid
 }
 
 /// Where one inode goes.
@@ -99,12 +132,12 @@ struct Plan {
     meta_block: u64,
     meta_size: u64,
     chunked: bool,
-    /// Set when content lies in blobs: for each device number of the tree that of the image.
-    devices: Option<Vec<u16>>,
+    /// For each device number of the tree that of the image.
+    devices: Vec<u16>,
 }
 
 impl Plan {
-    fn new(tree: &Tree, first_block: u64, devices: Option<Vec<u16>>) -> Option<Self> {
+    fn new(tree: &Tree, first_block: u64, devices: Vec<u16>) -> Option<Self> {
         let mut plan = Self {
             order: vec![(tree.root(), tree.root())],
             places: vec![Place::default(); tree.id_bound()],
@@ -120,8 +153,8 @@ impl Plan {
                 let place = plan.place(inode)?;
                 plan.places[id.0 as usize] = place;
                 if let Content::Directory(entries) = &inode.content {
-                    for entry in entries.values() {
-                        plan.enqueue(tree, id, entry.inode);
+                    for below in entries.values() {
+                        plan.enqueue(tree, id, *below);
                     }
                 }
             }
@@ -158,7 +191,7 @@ impl Plan {
                 body = self.place_tail(&mut place, head)?;
             }
             Content::File(data) => {
-                body = self.map_size(data, head);
+                body = map_size(data, head);
                 self.chunked |= body > 0;
             }
             _ => {}
@@ -173,17 +206,6 @@ impl Plan {
         place.offset = offset;
         self.meta_size = offset + head + body;
         Some(place)
-    }
-
-    /// Bytes of a file's chunk map, and before it.
-    fn map_size(&self, data: &FileData, head: u64) -> u64 {
-        match (&self.devices, &data.chunks) {
-            (None, None) => 0,
-            (None, Some(chunks)) => chunks.offsets.len() as u64 * 4,
-            (Some(_), _) if data.size == 0 => 0,
-            (Some(_), None) => head.next_multiple_of(8) - head + data.size.div_ceil(one_chunk(data).1) * 8,
-            (Some(_), Some(chunks)) => head.next_multiple_of(8) - head + chunks.offsets.len() as u64 * 8,
-        }
     }
 
     /// Decides whether the last part of a directory or symlink sits behind its inode, and gives
@@ -201,7 +223,7 @@ impl Plan {
     }
 
     /// Directory blocks and long symlink targets.
-    fn write_outside<W: Write>(&self, tree: &Tree, out: &mut Writer<W>) -> io::Result<()> {
+    fn write_outside(&self, tree: &Tree, out: &mut Vec<u8>) {
         for (id, parent) in &self.order {
             let Some(inode) = tree.get(*id) else { continue };
             let place = &self.places[id.0 as usize];
@@ -212,10 +234,9 @@ impl Plan {
             if place.inline {
                 bytes.truncate((place.size / BLOCK_SIZE * BLOCK_SIZE) as usize);
             }
-            out.write(&bytes)?;
-            out.pad_to(out.position.next_multiple_of(BLOCK_SIZE))?;
+            out.extend_from_slice(&bytes);
+            out.resize(out.len().next_multiple_of(BLOCK_SIZE as usize), 0);
         }
-        Ok(())
     }
 
     fn outside_bytes(&self, tree: &Tree, id: InodeId, parent: InodeId, inode: &Inode) -> Vec<u8> {
@@ -224,7 +245,7 @@ impl Plan {
                 let dots = [(b".".as_slice(), id), (b"..".as_slice(), parent)];
                 let mut all: Vec<_> = entries
                     .iter()
-                    .map(|(name, entry)| (name.as_ref(), entry.inode))
+                    .map(|(name, id)| (name.as_ref(), *id))
                     .chain(dots)
                     .map(|(name, id)| (name, self.nid(id), file_type(tree, id)))
                     .collect();
@@ -236,47 +257,37 @@ impl Plan {
         }
     }
 
-    fn write_inodes<W: Write>(&self, tree: &Tree, out: &mut Writer<W>) -> io::Result<()> {
-        let base = self.meta_block << BLOCK_BITS;
-        let mut tail = Vec::new();
+    fn write_inodes(&self, tree: &Tree, out: &mut Vec<u8>) {
+        let base = (self.meta_block << BLOCK_BITS) as usize;
         for (number, (id, parent)) in self.order.iter().enumerate() {
             let Some(inode) = tree.get(*id) else { continue };
             let place = &self.places[id.0 as usize];
-            out.pad_to(base + place.offset)?;
-            out.write(&self.record(place, inode, number as u32 + 1).encode())?;
-            tail.clear();
+            out.resize(base + place.offset as usize, 0);
+            out.extend_from_slice(&self.record(place, inode, number as u32 + 1).encode());
             if let Some(xattrs) = &inode.attributes.xattrs {
-                xattrs.encode(&mut tail);
+                xattrs.encode(out);
             }
             match &inode.content {
-                Content::File(data) => {
-                    self.encode_chunks(data, &mut tail);
-                    out.fingerprint(data.checksum);
-                }
+                Content::File(data) => self.encode_chunks(data, out),
                 _ if place.inline => {
                     let bytes = self.outside_bytes(tree, *id, *parent, inode);
-                    tail.extend_from_slice(&bytes[(place.size / BLOCK_SIZE * BLOCK_SIZE) as usize..]);
+                    out.extend_from_slice(&bytes[(place.size / BLOCK_SIZE * BLOCK_SIZE) as usize..]);
                 }
                 _ => {}
             }
-            out.write(&tail)?;
         }
-        out.pad_to(out.position.next_multiple_of(BLOCK_SIZE))
+        out.resize(out.len().next_multiple_of(BLOCK_SIZE as usize), 0);
     }
 
     fn record(&self, place: &Place, inode: &Inode, ino: u32) -> InodeRecord {
         let plain = if place.inline { DataLayout::FlatInline } else { DataLayout::FlatPlain };
         let (layout, size, union) = match &inode.content {
             Content::Directory(_) | Content::Symlink(_) => (plain, place.size, place.block),
-            Content::File(data) => match (&self.devices, &data.chunks) {
-                (Some(_), _) if data.size == 0 => (plain, 0, 0),
-                (None, Some(chunks)) => (DataLayout::ChunkBased, data.size, u32::from(chunks.bits)),
-                (None, None) => (plain, data.size, data.start),
-                (Some(_), chunks) => {
-                    let bits = chunks.as_ref().map_or_else(|| one_chunk(data).0, |chunks| chunks.bits);
-                    (DataLayout::ChunkBased, data.size, u32::from(bits) | CHUNK_INDEXES)
-                }
-            },
+            Content::File(data) if data.size == 0 => (plain, 0, 0),
+            Content::File(data) => {
+                let bits = data.chunks.as_ref().map_or_else(|| one_chunk(data).0, |chunks| chunks.bits);
+                (DataLayout::ChunkBased, data.size, u32::from(bits) | CHUNK_INDEXES)
+            }
             Content::CharDevice(major, minor) | Content::BlockDevice(major, minor) => {
                 (plain, 0, encode_device(*major, *minor))
             }
@@ -303,20 +314,12 @@ impl Plan {
     }
 
     fn encode_chunks(&self, data: &FileData, out: &mut Vec<u8>) {
-        let Some(devices) = &self.devices else {
-            let Some(chunks) = &data.chunks else { return };
-            for offset in &chunks.offsets {
-                let block = if *offset == NULL_ADDR { NULL_ADDR } else { data.start + offset };
-                out.extend_from_slice(&block.to_le_bytes());
-            }
-            return;
-        };
         if data.size == 0 {
             return;
         }
         // The inode is aligned to 32, so this aligns the map to 8 where it will be.
         out.resize(out.len().next_multiple_of(8), 0);
-        let device = devices[usize::from(data.device)];
+        let device = self.devices[usize::from(data.device)];
         let whole;
         let chunks = match &data.chunks {
             Some(chunks) => chunks,
@@ -347,6 +350,16 @@ fn one_chunk(data: &FileData) -> (u8, u64) {
     (bits as u8, BLOCK_SIZE << bits)
 }
 
+/// Bytes of a file's chunk map behind the `head` bytes of its inode, with those that align it.
+fn map_size(data: &FileData, head: u64) -> u64 {
+    let chunks = match &data.chunks {
+        _ if data.size == 0 => return 0,
+        None => data.size.div_ceil(one_chunk(data).1),
+        Some(chunks) => chunks.offsets.len() as u64,
+    };
+    head.next_multiple_of(8) - head + chunks * 8
+}
+
 fn xattr_size(inode: &Inode) -> u64 {
     inode.attributes.xattrs.as_ref().map_or(0, |xattrs| xattrs.encoded_size() as u64)
 }
@@ -366,52 +379,6 @@ fn with_dots<'a>(names: impl Iterator<Item = &'a [u8]>) -> impl Iterator<Item = 
     })
 }
 
-/// Buffered writing that knows where it is and draws the UUID from what passes.
-struct Writer<W> {
-    out: W,
-    position: u64,
-    hash: Sha256,
-}
-
-impl Writer<BufWriter<File>> {
-    fn at_end(mut file: File, position: u64) -> io::Result<Self> {
-        file.seek(SeekFrom::Start(position))?;
-        Ok(Self { out: BufWriter::with_capacity(1 << 20, file), position, hash: Sha256::new() })
-    }
-}
-
-impl<W: Write> Writer<W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.out.write_all(bytes)?;
-        self.hash.update(bytes);
-        self.position += bytes.len() as u64;
-        Ok(())
-    }
-
-    fn pad_to(&mut self, target: u64) -> io::Result<()> {
-        const ZEROS: [u8; 4096] = [0; 4096];
-        while self.position < target {
-            let piece = (target - self.position).min(ZEROS.len() as u64) as usize;
-            self.write(&ZEROS[..piece])?;
-        }
-        Ok(())
-    }
-
-    fn fingerprint(&mut self, checksum: u32) {
-        self.hash.update(checksum.to_le_bytes());
-    }
-
-    fn finish(self) -> (W, [u8; 16]) {
-        let digest = self.hash.finalize();
-        let mut uuid = [0; 16];
-        uuid.copy_from_slice(&digest[..16]);
-        // Version 8 of RFC 9562: the bits are the maker's own.
-        uuid[6] = (uuid[6] & 0x0f) | 0x80;
-        uuid[8] = (uuid[8] & 0x3f) | 0x80;
-        (self.out, uuid)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -427,9 +394,9 @@ mod tests {
             let mut tree = Tree::new();
             let root = tree.root();
             for name in names.iter().filter(|name| !name.contains('/')) {
-                tree.insert(root, name.as_bytes(), 0, Attributes::default(), Content::Fifo);
+                tree.insert(root, name.as_bytes(), Attributes::default(), Content::Fifo);
             }
-            let plan = Plan::new(&tree, 1, None).unwrap();
+            let plan = Plan::new(&tree, 1, Vec::new()).unwrap();
             let inode = tree.get(root).unwrap();
             let packed = plan.outside_bytes(&tree, root, root, inode);
             prop_assert_eq!(plan.places[0].size, packed.len() as u64);
@@ -443,9 +410,9 @@ mod tests {
             let root = tree.root();
             for number in 0..entries {
                 let name = format!("{number:0200}");
-                tree.insert(root, name.as_bytes(), 0, Attributes::default(), Content::Fifo);
+                tree.insert(root, name.as_bytes(), Attributes::default(), Content::Fifo);
             }
-            assert_eq!(Plan::new(&tree, 1, None).unwrap().places[0].offset, ROOT_OFFSET);
+            assert_eq!(Plan::new(&tree, 1, Vec::new()).unwrap().places[0].offset, ROOT_OFFSET);
         }
     }
 }

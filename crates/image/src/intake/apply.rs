@@ -10,7 +10,7 @@ use std::path::Path;
 
 use crate::ImportLimits;
 use crate::erofs::{
-    AppendError, Attributes, Content, ContentStore, Dirent, InodeId, Segment, Tree, XattrError, Xattrs,
+    AppendError, Attributes, Content, ContentStore, InodeId, Segment, Tree, XattrError, Xattrs,
 };
 use crate::error::{EntryProblem, printable};
 use crate::overlay;
@@ -31,7 +31,7 @@ const NAME_MAX: usize = 255;
 const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
-/// Builds up one image from its layers.
+/// Builds up the tree of one layer.
 pub(crate) struct Applier<'a> {
     pub(crate) tree: Tree,
     pub(crate) data: &'a mut dyn ContentStore,
@@ -43,7 +43,6 @@ pub(crate) struct Applier<'a> {
     pub(crate) tick: &'a mut dyn FnMut(u64),
     pub(crate) files: u64,
     pub(crate) metadata_bytes: u64,
-    pub(crate) layer: u32,
     pub(crate) whiteouts: Whiteouts,
 }
 
@@ -52,8 +51,6 @@ pub(crate) struct Applier<'a> {
 pub(crate) enum Whiteouts {
     /// Names like any other: in a plain root file system.
     None,
-    /// They hide what layers before have.
-    Apply,
     /// They are kept, in overlayfs's form: the tree is one layer, and what is below it not known. Parents that the
     /// archive does not have, and hard links to what it does not have, are marked for the merge; see [`overlay`].
     Keep,
@@ -80,7 +77,7 @@ impl Applier<'_> {
         let Some((name, parents)) = path.split_last() else {
             return self.root(entry);
         };
-        if self.whiteouts != Whiteouts::None && name.starts_with(WHITEOUT) {
+        if self.whiteouts == Whiteouts::Keep && name.starts_with(WHITEOUT) {
             return self.whiteout(name, parents);
         }
         let attributes = attributes(&entry)?;
@@ -91,7 +88,7 @@ impl Applier<'_> {
         }
         let made = self.content(entry.kind, content)?;
         let dir = self.resolve(parents, true)?.ok_or(EntryProblem::SymlinkLoop)?;
-        self.tree.insert(dir, name, self.layer, attributes, made);
+        self.tree.insert(dir, name, attributes, made);
         Ok(())
     }
 
@@ -150,17 +147,14 @@ impl Applier<'_> {
     ) -> Result<(), EntryProblem> {
         let dir = self.resolve(parents, true)?.ok_or(EntryProblem::SymlinkLoop)?;
         match self.tree.lookup(dir, name) {
-            Some(Dirent { inode, .. }) if self.is_directory(inode) => {
-                self.set_attributes(inode, attributes);
-                self.tree.touch(dir, name, self.layer);
-            }
+            Some(found) if self.is_directory(found) => self.set_attributes(found, attributes),
             found => {
                 let mut attributes = attributes;
                 // What took the name before in this layer hides what layers below have there.
                 if found.is_some() && self.whiteouts == Whiteouts::Keep {
                     overlay::mark(&mut attributes, overlay::OPAQUE, b"y");
                 }
-                self.tree.insert(dir, name, self.layer, attributes, Content::directory());
+                self.tree.insert(dir, name, attributes, Content::directory());
             }
         }
         Ok(())
@@ -189,7 +183,7 @@ impl Applier<'_> {
         };
         let target_dir = self.resolve(target_parents, false)?;
         let found = target_dir.and_then(|dir| self.tree.lookup(dir, target_name));
-        let Some(Dirent { inode: found, .. }) = found else {
+        let Some(found) = found else {
             if self.whiteouts != Whiteouts::Keep {
                 return Err(missing());
             }
@@ -197,7 +191,7 @@ impl Applier<'_> {
             let dir = self.resolve(parents, true)?.ok_or(EntryProblem::SymlinkLoop)?;
             let mut attributes = Attributes::default();
             overlay::mark(&mut attributes, overlay::LINK, &path.join(b"/".as_slice()));
-            self.tree.insert(dir, name, self.layer, attributes, Content::Fifo);
+            self.tree.insert(dir, name, attributes, Content::Fifo);
             return Ok(());
         };
         if self.tree.get(found).is_some_and(|inode| overlay::is_whiteout(&inode.content)) {
@@ -208,14 +202,14 @@ impl Applier<'_> {
         }
         let dir = self.resolve(parents, true)?.ok_or(EntryProblem::SymlinkLoop)?;
         // If the link takes the place of a directory its target is in, the target would be gone.
-        let replaced = self.tree.lookup(dir, name).map(|old| old.inode);
+        let replaced = self.tree.lookup(dir, name);
         if replaced.is_some_and(|old| self.is_directory(old)) {
             self.tree.remove(dir, name);
             if self.tree.get(found).is_none() {
                 return Err(missing());
             }
         }
-        self.tree.hard_link(dir, name, self.layer, found);
+        self.tree.hard_link(dir, name, found);
         Ok(())
     }
 
@@ -229,29 +223,16 @@ impl Applier<'_> {
                 hidden => Some(hidden),
             },
         };
-        if self.whiteouts == Whiteouts::Keep {
-            return self.keep_whiteout(parents, hidden);
-        }
-        // Without the parent there is nothing to hide.
-        let Some(dir) = self.resolve(parents, false)? else { return Ok(()) };
-        match hidden {
-            Some(hidden) => self.tree.hide(dir, hidden, self.layer),
-            None => self.tree.hide_children(dir, self.layer),
-        }
-        Ok(())
-    }
-
-    fn keep_whiteout(&mut self, parents: &[&[u8]], hidden: Option<&[u8]>) -> Result<(), EntryProblem> {
         let dir = self.resolve(parents, true)?.ok_or(EntryProblem::SymlinkLoop)?;
         let opaque = match hidden {
             None => dir,
             Some(name) => match self.tree.lookup(dir, name) {
-                Some(Dirent { inode, .. }) if self.is_directory(inode) => inode,
+                Some(found) if self.is_directory(found) => found,
                 // Anything else of this layer hides what is below by itself.
                 Some(_) => return Ok(()),
                 None => {
                     let (attributes, content) = overlay::whiteout();
-                    self.tree.insert(dir, name, self.layer, attributes, content);
+                    self.tree.insert(dir, name, attributes, content);
                     return Ok(());
                 }
             },
@@ -273,12 +254,11 @@ impl Applier<'_> {
         if opaque {
             overlay::mark(&mut attributes, overlay::OPAQUE, b"y");
         }
-        self.tree.insert(dir, name, self.layer, attributes, Content::directory())
+        self.tree.insert(dir, name, attributes, Content::directory())
     }
 
     /// The directory at `path`, following symlinks. With `create`, missing directories are made
-    /// (0755, root, 1970) and those on the way are marked as this layer's; without, a missing
-    /// one gives nothing.
+    /// (0755, root, 1970); without, a missing one gives nothing.
     fn resolve(&mut self, path: &[&[u8]], create: bool) -> Result<Option<InodeId>, EntryProblem> {
         let mut stack = vec![self.tree.root()];
         let mut todo: VecDeque<Box<[u8]>> = path.iter().map(|name| Box::from(*name)).collect();
@@ -292,7 +272,7 @@ impl Applier<'_> {
                 continue;
             }
             let dir = stack.last().copied().unwrap_or(self.tree.root());
-            let Some(entry) = self.tree.lookup(dir, &name) else {
+            let Some(found) = self.tree.lookup(dir, &name) else {
                 if !create {
                     return Ok(None);
                 }
@@ -300,13 +280,8 @@ impl Applier<'_> {
                 stack.push(self.implied(dir, &name, false));
                 continue;
             };
-            match self.tree.get(entry.inode).map(|inode| &inode.content) {
-                Some(Content::Directory(_)) => {
-                    if create {
-                        self.tree.touch(dir, &name, self.layer);
-                    }
-                    stack.push(entry.inode);
-                }
+            match self.tree.get(found).map(|inode| &inode.content) {
+                Some(Content::Directory(_)) => stack.push(found),
                 Some(Content::Symlink(target)) => {
                     symlinks += 1;
                     if symlinks > SYMLINKS_MAX {

@@ -4,8 +4,8 @@
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
+use crate::config::ImageConfig;
 use crate::error::ImportError;
-use crate::record::ImageConfig;
 
 use super::Layer;
 use super::archive::Archive;

@@ -1,4 +1,4 @@
-//! From a source file to a finished image file.
+//! From a source file to the trees of its layers.
 
 mod apply;
 mod archive;
@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::erofs::{BLOCK_SIZE, Content, ContentStore, DataArea, ImageSummary, Tree};
+use crate::config::ImageConfig;
+use crate::erofs::{ContentStore, Tree};
 use crate::error::{EntryProblem, ImportError};
 use crate::limits::{ImportLimits, ImportPhase, ImportProgress};
-use crate::record::ImageConfig;
 
 use apply::{Applier, Whiteouts};
 use archive::{Archive, Members, looks_like_images, open_source};
@@ -25,20 +25,8 @@ pub(crate) use stream::hex;
 use stream::{Budget, Budgeted, Compression, Digests, FileRange, Hashed, Unpacked};
 use tar::{TarError, read_problem};
 
-/// Replaced content may stay in an image up to one part in so many; with more, the image is
-/// copied without it. Below, the copy costs more than the room.
-const GARBAGE_PARTS: u64 = 20;
 /// Progress is told again after so many source bytes, not after every read.
 const REPORT_EVERY: u64 = 4 << 20;
-
-/// A finished image file, not yet synced.
-pub(crate) struct Imported {
-    pub(crate) file: File,
-    pub(crate) path: PathBuf,
-    pub(crate) summary: ImageSummary,
-    pub(crate) content_bytes: u64,
-    pub(crate) config: ImageConfig,
-}
 
 /// One archive to apply.
 #[derive(Clone)]
@@ -60,32 +48,24 @@ struct Resolved {
 }
 
 /// Tells the caller how far the import is.
-pub(crate) struct Meter<'a> {
+struct Meter<'a> {
     callback: &'a mut dyn FnMut(ImportProgress),
     read: Arc<AtomicU64>,
     total: u64,
     told: u64,
-    files: u64,
 }
 
-impl<'a> Meter<'a> {
-    pub(crate) fn new(callback: &'a mut dyn FnMut(ImportProgress)) -> Self {
-        Self { callback, read: Arc::default(), total: 0, told: 0, files: 0 }
-    }
-
-    pub(crate) fn phase(&mut self, phase: ImportPhase) {
-        let source_bytes = self.read.load(Ordering::Relaxed).min(self.total);
-        let progress =
-            ImportProgress { phase, source_bytes, source_bytes_total: self.total, files: self.files };
-        (self.callback)(progress);
-    }
-
+impl Meter<'_> {
     fn files(&mut self, files: u64) {
-        self.files = files;
         let read = self.read.load(Ordering::Relaxed);
         if read >= self.told + REPORT_EVERY {
             self.told = read;
-            self.phase(ImportPhase::Reading);
+            (self.callback)(ImportProgress {
+                phase: ImportPhase::Reading,
+                source_bytes: read.min(self.total),
+                source_bytes_total: self.total,
+                files,
+            });
         }
     }
 }
@@ -108,7 +88,6 @@ impl ArchiveLayers {
     pub(crate) fn open(source: &Path, work: &Path, limits: &ImportLimits) -> Result<Self, ImportError> {
         let Resolved { layers, config, whiteouts } = resolve(source, work, limits)?;
         let total = layers.iter().map(|layer| layer.range.len()).sum();
-        let whiteouts = if whiteouts == Whiteouts::Apply { Whiteouts::Keep } else { whiteouts };
         Ok(Self {
             layers,
             config,
@@ -140,7 +119,9 @@ impl ArchiveLayers {
         path: &Path,
         progress: &mut dyn FnMut(ImportProgress),
     ) -> Result<(Tree, Option<String>), ImportError> {
-        let mut meter = Meter { read: Arc::clone(&self.read), total: self.total, ..Meter::new(progress) };
+        let read = Arc::clone(&self.read);
+        let told = read.load(Ordering::Relaxed);
+        let mut meter = Meter { callback: progress, read, total: self.total, told };
         let mut tick = |files| meter.files(files);
         let mut applier = Applier {
             tree: Tree::new(),
@@ -151,52 +132,12 @@ impl ArchiveLayers {
             tick: &mut tick,
             files: self.files,
             metadata_bytes: self.metadata_bytes,
-            layer: 1,
             whiteouts: self.whiteouts,
         };
         let diff_id = apply_layer(&mut applier, self.layers[at].clone(), &self.budget, &self.read)?;
         (self.files, self.metadata_bytes) = (applier.files, applier.metadata_bytes);
         Ok((applier.tree, diff_id))
     }
-}
-
-/// Imports `source` into a new file in the directory `work`, which the caller empties.
-pub(crate) fn import(
-    source: &Path,
-    work: &Path,
-    limits: &ImportLimits,
-    meter: &mut Meter<'_>,
-) -> Result<Imported, ImportError> {
-    let budget = Budget::new(limits.max_bytes);
-    let resolved = resolve(source, work, limits)?;
-    meter.total = resolved.layers.iter().map(|layer| layer.range.len()).sum();
-    meter.phase(ImportPhase::Reading);
-    let path = work.join("image.erofs");
-    let mut data = DataArea::create(&path).map_err(|e| ImportError::write(&path, e))?;
-    let read = Arc::clone(&meter.read);
-    let mut tick = |files| meter.files(files);
-    let mut applier = Applier {
-        tree: Tree::new(),
-        data: &mut data,
-        data_path: &path,
-        limits: *limits,
-        budget: budget.clone(),
-        tick: &mut tick,
-        files: 0,
-        metadata_bytes: 0,
-        layer: 0,
-        whiteouts: resolved.whiteouts,
-    };
-    for layer in resolved.layers {
-        applier.layer += 1;
-        apply_layer(&mut applier, layer, &budget, &read)?;
-    }
-    let Applier { mut tree, .. } = applier;
-    meter.phase(ImportPhase::Writing);
-    let (data, path) = without_garbage(&mut tree, data, path, work)?;
-    let content_bytes = tree.iter().map(|(_, inode)| file_size(&inode.content)).sum();
-    let (file, summary) = crate::erofs::finish(&tree, data).map_err(|e| ImportError::finish(&path, e))?;
-    Ok(Imported { file, path, summary, content_bytes, config: resolved.config })
 }
 
 /// Applies one layer, checks its digests, and gives the one of its unpacked bytes if that was asked for.
@@ -207,11 +148,8 @@ fn apply_layer(
     read: &Arc<AtomicU64>,
 ) -> Result<Option<String>, ImportError> {
     let Layer { name, range, stored, diff_id } = layer;
-    // One digest is enough, unless the layer is to be known by what it unpacks to.
-    let hashed = Hashed {
-        stored: stored.is_some(),
-        unpacked: applier.whiteouts == Whiteouts::Keep || (diff_id.is_some() && stored.is_none()),
-    };
+    // A layer of an image is known by what it unpacks to.
+    let hashed = Hashed { stored: stored.is_some(), unpacked: applier.whiteouts == Whiteouts::Keep };
     let entry_error = |error: TarError| ImportError::Entry {
         archive: name.clone(),
         entry: error.entry,
@@ -255,37 +193,6 @@ fn apply_layer(
         }
     }
     applied.map_err(entry_error).map(|()| digests.unpacked)
-}
-
-fn file_size(content: &Content) -> u64 {
-    match content {
-        Content::File(data) => data.size(),
-        _ => 0,
-    }
-}
-
-/// Copies the content into a new file if too much of it has been replaced by later layers.
-fn without_garbage(
-    tree: &mut Tree,
-    data: DataArea,
-    path: PathBuf,
-    work: &Path,
-) -> Result<(DataArea, PathBuf), ImportError> {
-    let live: u64 = tree
-        .iter()
-        .map(|(_, inode)| match &inode.content {
-            Content::File(data) => data.stored_bytes(),
-            _ => 0,
-        })
-        .sum();
-    let used = data.position() - BLOCK_SIZE;
-    if (used - live) * GARBAGE_PARTS <= used {
-        return Ok((data, path));
-    }
-    let new = work.join("compacted.erofs");
-    let data = data.compacted(tree, &new).map_err(|e| ImportError::write(&new, e))?;
-    std::fs::remove_file(&path).map_err(|e| ImportError::write(&path, e))?;
-    Ok((data, new))
 }
 
 fn resolve(source: &Path, work: &Path, limits: &ImportLimits) -> Result<Resolved, ImportError> {
@@ -376,5 +283,5 @@ fn images(archive: &Archive, source: &Path) -> Result<Resolved, ImportError> {
             return Err(ImportError::NotAnArchive { path: source.to_owned(), found });
         }
     };
-    Ok(Resolved { layers, config, whiteouts: Whiteouts::Apply })
+    Ok(Resolved { layers, config, whiteouts: Whiteouts::Keep })
 }

@@ -7,8 +7,8 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 
+use crate::config::ImageConfig;
 use crate::error::ImportError;
-use crate::record::ImageConfig;
 
 use super::Layer;
 use super::archive::Archive;

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::digest::{BlobId, Digest, LayerId, MetadataId};
-use crate::record::ImageConfig;
+use crate::config::ImageConfig;
 
 /// The form of manifests written here, and the only one read.
 pub const MANIFEST_FORMAT: u32 = 1;

@@ -12,4 +12,4 @@ pub use manifest::{
     BLOBS_MAX, BlobRef, Facts, LayerKind, MANIFEST_FORMAT, MANIFEST_SIZE_MAX, Manifest, ManifestError,
     MetadataRef, PARENTS_MAX, Parent, ParentRole, Source, is_diff_id,
 };
-pub use name::{Label, LayerName, LayerRef, Select};
+pub use name::{Label, LayerName, LayerRef, NameError, Select};

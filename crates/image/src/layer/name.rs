@@ -5,15 +5,43 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::name::{ImageNameError, NAME_MAX, check_label, check_path};
-
+/// Longest name without tag or version, in bytes: well below the 255 of a file name.
+const NAME_MAX: usize = 128;
 /// The tag that a name alone means.
 const DEFAULT_TAG: &str = "latest";
 /// Longest tag or version, in bytes: with the number that the store puts behind it it stays below the 255 of a file name.
 const LABEL_MAX: usize = 128;
 
-fn fail<T>(given: &str, rule: &'static str) -> Result<T, ImageNameError> {
-    Err(ImageNameError { given: given.chars().take(160).collect(), rule })
+/// Why a text is no name, tag or version.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{given:?} is not an image name: {rule}")]
+pub struct NameError {
+    /// The text as it was given, shortened to 160 characters.
+    pub given: String,
+    /// The rule it breaks.
+    pub rule: &'static str,
+}
+
+fn check_path(path: &str) -> Result<(), &'static str> {
+    for component in path.split('/') {
+        if !component.bytes().next().is_some_and(|b| b.is_ascii_lowercase() || b.is_ascii_digit()) {
+            return Err("each part between slashes must begin with a lower-case letter or a digit");
+        }
+        if !component.bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'_' | b'-')) {
+            return Err("only lower-case letters, digits and . _ - / may stand before the tag");
+        }
+    }
+    Ok(())
+}
+
+fn check_label(label: &str) -> Result<(), &'static str> {
+    let good = label.bytes().next().is_some_and(|b| b.is_ascii_alphanumeric() || b == b'_')
+        && label.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'));
+    if good { Ok(()) } else { Err("a tag has letters, digits and . _ - only and begins with none of . -") }
+}
+
+fn fail<T>(given: &str, rule: &'static str) -> Result<T, NameError> {
+    Err(NameError { given: given.chars().take(160).collect(), rule })
 }
 
 macro_rules! text {
@@ -31,8 +59,8 @@ macro_rules! text {
         }
 
         impl FromStr for $name {
-            type Err = ImageNameError;
-            fn from_str(text: &str) -> Result<Self, ImageNameError> {
+            type Err = NameError;
+            fn from_str(text: &str) -> Result<Self, NameError> {
                 if text.is_empty() || text.len() > $max {
                     return fail(text, $too_long);
                 }
@@ -44,8 +72,8 @@ macro_rules! text {
         }
 
         impl TryFrom<String> for $name {
-            type Error = ImageNameError;
-            fn try_from(text: String) -> Result<Self, ImageNameError> {
+            type Error = NameError;
+            fn try_from(text: String) -> Result<Self, NameError> {
                 text.parse()
             }
         }
@@ -65,7 +93,8 @@ macro_rules! text {
 }
 
 text! {
-    /// A layer's name without tag or version, such as `team/swe-base`: the rules of [`crate::ImageName`] before its colon.
+    /// A layer's name without tag or version, such as `team/swe-base`: lower-case path components of letters, digits and
+    /// `. _ -`, up to 128 bytes.
     LayerName, NAME_MAX, "it must have 1 to 128 characters", check_path
 }
 text! {
@@ -99,8 +128,8 @@ pub struct LayerRef {
 }
 
 impl FromStr for LayerRef {
-    type Err = ImageNameError;
-    fn from_str(text: &str) -> Result<Self, ImageNameError> {
+    type Err = NameError;
+    fn from_str(text: &str) -> Result<Self, NameError> {
         let (name, select) = if let Some((name, version)) = text.split_once('@') {
             (name, Select::Version(version.parse()?))
         } else if let Some((name, tag)) = text.split_once(':') {
@@ -131,14 +160,16 @@ mod tests {
             ("debian", "debian:latest"),
             ("team/swe-base:V1.2", "team/swe-base:V1.2"),
             ("debian@2024-06", "debian@2024-06"),
+            ("0/1..2/a_", "0/1..2/a_:latest"),
         ] {
             assert_eq!(text.parse::<LayerRef>().unwrap().to_string(), shown);
         }
         let long = "a".repeat(129);
         let long_tag = format!("a:{long}");
-        for bad in
-            ["", "a@", "a:", "a:b@c", "a@b:c", "a@b@c", "A", "a/@v", "a@../b", "a:.b", &long, &long_tag]
-        {
+        for bad in [
+            "", "a@", "a:", "a:b@c", "a@b:c", "a@b@c", "a:b:c", "A", "/a", "a/", "a//b", "a/../b", "a/./b",
+            ".a", "-a", "a b", "ä", "a+b", "a\0", "a:b/c", "a/@v", "a@../b", "a:.b", &long, &long_tag,
+        ] {
             let error = bad.parse::<LayerRef>().unwrap_err();
             assert!(!error.rule.is_empty(), "{bad}");
         }

@@ -7,10 +7,10 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use dsec_image::build::{ArchiveSource, BuiltLayer, Donors, FileIndex, PackSink, Workshop};
+use dsec_image::build::{ArchiveSource, BuiltLayer, Donors, FileIndex, Hidden, PackSink, Workshop, merge};
 use dsec_image::erofs::LayerTree;
 use dsec_image::layer::{BlobId, Digest, GROUP_SIZE, PackId};
-use dsec_image::{ImportError, ImportLimits};
+use dsec_image::{ImageConfig, ImportError, ImportLimits, ImportProgress};
 use dsec_sys::mount::{Attr, FsSetting, attach, new_mount};
 use tempfile::TempDir;
 
@@ -25,6 +25,26 @@ impl PackSink for Packs {
         assert_eq!(id, PackId(Digest::of(&bytes)));
         self.0.insert(id, bytes);
         Ok(())
+    }
+}
+
+/// What an import makes of a source: its layers on each other.
+#[derive(Debug)]
+pub(crate) struct Image {
+    pub(crate) layer: LayerTree,
+    pub(crate) config: ImageConfig,
+    pub(crate) content_bytes: u64,
+}
+
+impl Image {
+    /// Its metadata, in which the ids of its blobs are.
+    pub(crate) fn encoded(&self) -> Vec<u8> {
+        self.layer.encode().unwrap().0
+    }
+
+    /// How many inodes it has.
+    pub(crate) fn files(&self) -> usize {
+        self.layer.tree.iter().count()
     }
 }
 
@@ -48,33 +68,83 @@ impl Shop {
         make: impl FnOnce(Workshop<'_>) -> Result<T, ImportError>,
         built: impl Fn(&T) -> &BuiltLayer,
     ) -> T {
+        self.try_make(donors, &mut |_| {}, make, built).unwrap_or_else(|e| panic!("{}", chain(&e)))
+    }
+
+    fn try_make<T>(
+        &mut self,
+        donors: &[&FileIndex],
+        progress: &mut dyn FnMut(ImportProgress),
+        make: impl FnOnce(Workshop<'_>) -> Result<T, ImportError>,
+        built: impl Fn(&T) -> &BuiltLayer,
+    ) -> Result<T, ImportError> {
         self.made += 1;
         let blob_path = self.dir.path().join(format!("blob-{}", self.made));
         let donors = Donors::new(donors.iter().map(|index| (*index).clone().into()).collect());
-        let workshop =
-            Workshop { blob_path: &blob_path, donors, sink: &mut self.packs, progress: &mut |_| {} };
-        let made = make(workshop).unwrap_or_else(|e| panic!("{}", chain(&e)));
+        let made = make(Workshop { blob_path: &blob_path, donors, sink: &mut self.packs, progress })?;
         if let Some(blob) = &built(&made).blob {
             assert_eq!(blob.path, blob_path);
             self.check_packs(blob);
             self.blobs.insert(blob.id, blob_path);
         }
-        made
+        Ok(made)
     }
 
+    /// Makes all layers of a source.
     pub(crate) fn archive(&mut self, source: &Path) -> Vec<BuiltLayer> {
-        let work = tempfile::tempdir().unwrap();
-        let mut source = ArchiveSource::open(source, work.path(), &ImportLimits::default())
-            .unwrap_or_else(|e| panic!("{}", chain(&e)));
-        (0..source.diff_ids().len())
-            .map(|number| self.make(&[], |workshop| source.build(number, workshop), |built| built))
-            .collect()
+        let built = self.layers(source, &ImportLimits::default(), &mut |_| {});
+        built.unwrap_or_else(|e| panic!("{}", chain(&e))).0
     }
 
+    fn layers(
+        &mut self,
+        source: &Path,
+        limits: &ImportLimits,
+        progress: &mut dyn FnMut(ImportProgress),
+    ) -> Result<(Vec<BuiltLayer>, ImageConfig), ImportError> {
+        let work = tempfile::tempdir().unwrap();
+        let mut source = ArchiveSource::open(source, work.path(), limits)?;
+        let built = (0..source.diff_ids().len())
+            .map(|number| self.try_make(&[], progress, |shop| source.build(number, shop), |built| built))
+            .collect::<Result<_, _>>()?;
+        Ok((built, source.config().clone()))
+    }
+
+    /// Imports a source as the node does: each of its layers is made, and they are merged.
+    pub(crate) fn import(&mut self, source: &Path) -> Result<Image, ImportError> {
+        self.import_within(source, &ImportLimits::default(), &mut |_| {})
+    }
+
+    pub(crate) fn import_within(
+        &mut self,
+        source: &Path,
+        limits: &ImportLimits,
+        progress: &mut dyn FnMut(ImportProgress),
+    ) -> Result<Image, ImportError> {
+        let (built, config) = self.layers(source, limits, progress)?;
+        let layers: Vec<_> = built.iter().map(|built| &built.layer).collect();
+        let layer = merge(&layers, Hidden::Drop, limits.max_files).unwrap_or_else(|e| panic!("{e}"));
+        let content_bytes = built.iter().map(|built| built.content_bytes).sum();
+        Ok(Image { layer, config, content_bytes })
+    }
+
+    /// Makes the one layer of an archive that must be good.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) -> BuiltLayer {
+        let path = self.file(bytes);
+        self.archive(&path).pop().unwrap()
+    }
+
+    /// The same, mounted.
+    pub(crate) fn mounted(&mut self, bytes: &[u8]) -> LayerMount {
+        let built = self.bytes(bytes);
+        self.mount(&built.layer)
+    }
+
+    /// A file to import.
+    pub(crate) fn file(&self, bytes: &[u8]) -> PathBuf {
         let path = self.dir.path().join("source");
         fs::write(&path, bytes).unwrap();
-        self.archive(&path).pop().unwrap()
+        path
     }
 
     fn check_packs(&self, blob: &dsec_image::build::BuiltBlob) {

@@ -1,5 +1,5 @@
 //! What the tests with a kernel share: mounts that go away, trees that can be compared, and
-//! stores to import into.
+//! a shop to make layers in.
 #![allow(dead_code, reason = "each test program uses a part")]
 
 pub(crate) mod archive;
@@ -15,7 +15,6 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use dsec_image::{ImageName, ImageRecord, ImageStore, ImportError, ImportLimits};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
@@ -54,23 +53,6 @@ impl Mount {
         all.push(dir.path().as_os_str());
         run("mount", &all);
         Self { dir }
-    }
-
-    /// An image, after `fsck.erofs` has found nothing wrong with it.
-    pub(crate) fn erofs(image: &Path) -> Self {
-        run("fsck.erofs", &[image]);
-        Self::unchecked(image)
-    }
-
-    /// An image without that check, for what `fsck.erofs` 1.5 cannot take.
-    pub(crate) fn unchecked(image: &Path) -> Self {
-        Self::new(
-            &["-t", "erofs", "-o", "ro"]
-                .map(OsStr::new)
-                .into_iter()
-                .chain([image.as_os_str()])
-                .collect::<Vec<_>>(),
-        )
     }
 
     pub(crate) fn tmpfs(size: &str) -> Self {
@@ -202,55 +184,6 @@ pub(crate) fn assert_same(expected: &BTreeMap<Vec<u8>, Facts>, found: &BTreeMap<
     for name in found.keys() {
         assert!(expected.contains_key(name), "{} is too much", show(name));
     }
-}
-
-/// A store of its own.
-pub(crate) struct Store {
-    pub(crate) dir: TempDir,
-    pub(crate) store: ImageStore,
-}
-
-impl Store {
-    pub(crate) fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let store = ImageStore::open(dir.path().join("store")).unwrap();
-        Self { dir, store }
-    }
-
-    pub(crate) fn import(&self, source: &Path) -> Result<ImageRecord, ImportError> {
-        self.store.import(&name("test:1"), source, &ImportLimits::default(), &mut |_| {})
-    }
-
-    /// Imports bytes that must be good, and mounts the image.
-    pub(crate) fn mounted(&self, bytes: &[u8]) -> (ImageRecord, Mount) {
-        let record = self.import(&self.file(bytes)).unwrap_or_else(|e| panic!("{}", chain(&e)));
-        let mount = Mount::erofs(&self.store.blob_path(&record.digest));
-        (record, mount)
-    }
-
-    pub(crate) fn file(&self, bytes: &[u8]) -> PathBuf {
-        let path = self.dir.path().join("source");
-        fs::write(&path, bytes).unwrap();
-        path
-    }
-
-    /// Files in the store, but for its lock.
-    pub(crate) fn leftovers(&self) -> Vec<String> {
-        leftovers(&self.dir.path().join("store"))
-    }
-}
-
-pub(crate) fn leftovers(store: &Path) -> Vec<String> {
-    ["blobs", "images", "tmp"]
-        .iter()
-        .flat_map(|part| {
-            fs::read_dir(store.join(part)).unwrap().map(|entry| entry.unwrap().path().display().to_string())
-        })
-        .collect()
-}
-
-pub(crate) fn name(text: &str) -> ImageName {
-    text.parse().unwrap()
 }
 
 /// An error with all its sources, as a log shows it.

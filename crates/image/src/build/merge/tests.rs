@@ -37,7 +37,7 @@ fn add(tree: &mut Tree, entry: &str) {
         (_, "@") => Content::Symlink(value.as_bytes().into()),
         (_, ">") => {
             let target = walk::entry(tree, value.as_bytes()).unwrap();
-            return tree.hard_link(dir, name.as_bytes(), 0, target);
+            return tree.hard_link(dir, name.as_bytes(), target);
         }
         (_, "*") => {
             overlay::mark(&mut attributes, overlay::LINK, value.as_bytes());
@@ -51,7 +51,7 @@ fn add(tree: &mut Tree, entry: &str) {
         (_, "<") => overlay::mark(&mut attributes, overlay::REDIRECT, value.as_bytes()),
         _ => {}
     }
-    tree.insert(dir, name.as_bytes(), 0, attributes, content);
+    tree.insert(dir, name.as_bytes(), attributes, content);
 }
 
 /// The tree as paths with what they are: a file by blob and block.
@@ -59,10 +59,10 @@ fn listing(layer: &LayerTree) -> Vec<String> {
     let (mut out, mut first) = (Vec::new(), BTreeMap::new());
     let mut todo = vec![(String::new(), layer.tree.root())];
     while let Some((path, id)) = todo.pop() {
-        for (name, entry) in walk::entries(&layer.tree, id).unwrap().iter().rev() {
+        for (name, id) in walk::entries(&layer.tree, id).unwrap().iter().rev() {
             let path = format!("{path}{}", String::from_utf8_lossy(name));
-            todo.push((format!("{path}/"), entry.inode));
-            let inode = layer.tree.get(entry.inode).unwrap();
+            todo.push((format!("{path}/"), *id));
+            let inode = layer.tree.get(*id).unwrap();
             let mark = if overlay::is_opaque(&inode.attributes) { "!" } else { "" };
             out.push(match &inode.content {
                 Content::Directory(_) => format!("{mark}{path}"),
@@ -76,7 +76,7 @@ fn listing(layer: &LayerTree) -> Vec<String> {
                 Content::Symlink(target) => format!("{path}@{}", String::from_utf8_lossy(target)),
                 other => format!("{path} {other:?}"),
             });
-            first.entry(entry.inode).or_insert(path);
+            first.entry(*id).or_insert(path);
         }
         todo.retain(|(_, id)| walk::entries(&layer.tree, *id).is_some());
     }
@@ -233,7 +233,7 @@ fn build(name: &str, entries: &[(u8, u8, u8)]) -> LayerTree {
         let root = layer.tree.root();
         let parent_name = format!("p{parent}");
         let below = layer.tree.lookup(root, parent_name.as_bytes());
-        let in_directory = below.is_some_and(|entry| walk::entries(&layer.tree, entry.inode).is_some());
+        let in_directory = below.is_some_and(|id| walk::entries(&layer.tree, id).is_some());
         let path = if in_directory { format!("{parent_name}/c{child}") } else { parent_name };
         let mark = match kind {
             0 => format!("{path}={block}"),

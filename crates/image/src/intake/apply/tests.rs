@@ -1,42 +1,86 @@
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use super::*;
-use crate::erofs::DataArea;
+use crate::build::{Hidden, merge};
+use crate::erofs::{Area, FileData, LayerTree, Passing};
 use crate::intake::stream::Budgeted;
 
 #[path = "../../../tests/support/archive.rs"]
 mod archive;
 use archive::Archive;
 
-/// Applies archives as layers and gives the tree as paths with what they are.
-fn layered(
-    layers: &[Vec<u8>],
-    limits: ImportLimits,
-    whiteouts: bool,
-) -> Result<BTreeMap<String, String>, TarError> {
-    // In memory: this is done thousands of times, beside tests that sync the disk.
-    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-    let path = dir.path().join("image");
-    let mut tick = |_| {};
-    let mut data = DataArea::create(&path).unwrap();
-    let mut applier = Applier {
-        tree: Tree::new(),
-        data: &mut data,
-        data_path: &path,
-        limits,
-        budget: Budget::new(limits.max_bytes),
-        tick: &mut tick,
-        files: 0,
-        metadata_bytes: 0,
-        layer: 0,
-        whiteouts: if whiteouts { Whiteouts::Apply } else { Whiteouts::None },
-    };
-    for layer in layers {
-        applier.layer += 1;
-        let mut stream = Budgeted { inner: layer.as_slice(), budget: applier.budget.clone() };
-        applier.apply(&mut stream)?;
+/// Takes content in without making packs of it: this is done thousands of times.
+struct Plain(Area);
+
+impl ContentStore for Plain {
+    fn append(
+        &mut self,
+        source: &mut dyn Read,
+        size: u64,
+        tick: &mut dyn FnMut(u64),
+    ) -> Result<FileData, AppendError> {
+        let extent = self.0.append(source, size, &mut Passing { seen: &mut |_| {}, tick })?;
+        Ok(FileData::dense(size, extent.start, 1))
     }
-    Ok(listing(&applier.tree))
+
+    fn append_sparse(
+        &mut self,
+        source: &mut dyn Read,
+        size: u64,
+        segments: &[Segment],
+        room: u64,
+        tick: &mut dyn FnMut(u64),
+    ) -> Result<FileData, AppendError> {
+        let mut passing = Passing { seen: &mut |_| {}, tick };
+        let (extent, chunks) = self.0.append_sparse(source, size, segments, room, &mut passing)?;
+        let (start, blocks) = (extent.start, extent.blocks);
+        Ok(FileData { size, start, blocks, device: 1, chunks: Some(Box::new(chunks)) })
+    }
+}
+
+/// Applies archives, each as a layer of its own, as an import does.
+fn trees(layers: &[Vec<u8>], limits: ImportLimits, whiteouts: Whiteouts) -> Result<Vec<LayerTree>, TarError> {
+    // In memory: it must not wait for tests that sync the disk.
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let budget = Budget::new(limits.max_bytes);
+    let mut trees = Vec::new();
+    let (mut files, mut metadata_bytes) = (0, 0);
+    for (number, layer) in layers.iter().enumerate() {
+        let path: PathBuf = dir.path().join(number.to_string());
+        let mut applier = Applier {
+            tree: Tree::new(),
+            data: &mut Plain(Area::create(&path).unwrap()),
+            data_path: &path,
+            limits,
+            budget: budget.clone(),
+            tick: &mut |_| {},
+            files,
+            metadata_bytes,
+            whiteouts,
+        };
+        let mut stream = Budgeted { inner: layer.as_slice(), budget: budget.clone() };
+        applier.apply(&mut stream)?;
+        (files, metadata_bytes) = (applier.files, applier.metadata_bytes);
+        trees.push(LayerTree { tree: applier.tree, blobs: Vec::new() });
+    }
+    Ok(trees)
+}
+
+fn merged(trees: &[LayerTree]) -> BTreeMap<String, String> {
+    let trees: Vec<_> = trees.iter().collect();
+    listing(&merge(&trees, Hidden::Drop, 1000).unwrap_or_else(|e| panic!("{e}")).tree)
+}
+
+/// The layers of an image on each other, as paths with what they are.
+fn layered(layers: &[Vec<u8>]) -> BTreeMap<String, String> {
+    let trees = trees(layers, ImportLimits::default(), Whiteouts::Keep);
+    merged(&trees.unwrap_or_else(|e| panic!("{}: {}", e.entry, e.problem)))
+}
+
+/// A plain root file system, likewise.
+fn root(bytes: Vec<u8>, limits: ImportLimits) -> Result<BTreeMap<String, String>, TarError> {
+    trees(&[bytes], limits, Whiteouts::None).map(|trees| merged(&trees))
 }
 
 fn listing(tree: &Tree) -> BTreeMap<String, String> {
@@ -46,8 +90,8 @@ fn listing(tree: &Tree) -> BTreeMap<String, String> {
         let inode = tree.get(id).unwrap();
         let what = match &inode.content {
             Content::Directory(entries) => {
-                for (name, entry) in entries {
-                    todo.push((format!("{path}/{}", String::from_utf8_lossy(name)), entry.inode));
+                for (name, id) in entries {
+                    todo.push((format!("{path}/{}", String::from_utf8_lossy(name)), *id));
                 }
                 "dir".to_owned()
             }
@@ -61,7 +105,7 @@ fn listing(tree: &Tree) -> BTreeMap<String, String> {
 }
 
 fn one(archive: Archive) -> Result<BTreeMap<String, String>, TarError> {
-    layered(&[archive.finish()], ImportLimits::default(), false)
+    root(archive.finish(), ImportLimits::default())
 }
 
 fn paths(tree: &BTreeMap<String, String>) -> Vec<&str> {
@@ -70,7 +114,7 @@ fn paths(tree: &BTreeMap<String, String>) -> Vec<&str> {
 
 /// The problem of an archive that must be refused, and the entry it names.
 fn refused(name: &str, bytes: Vec<u8>, limits: ImportLimits) -> (EntryProblem, String) {
-    match layered(&[bytes], limits, true) {
+    match root(bytes, limits) {
         Ok(tree) => panic!("{name}: was taken in as {tree:?}"),
         Err(TarError { entry, problem }) => (problem, entry),
     }
@@ -143,8 +187,6 @@ refusals! {
     device_out_of_range: Archive::new().raw(b"d", b'3', b"", b"", |h| h[329..337].copy_from_slice(b"0010000\0")).finish(), EntryProblem::BadDevice { major: 4096, minor: 0 }, "d";
     xattr_with_a_name_of_256_bytes: Archive::new().pax(&[(&format!("SCHILY.xattr.user.{}", "n".repeat(256)), b"")]).file("a", b"").finish(), EntryProblem::BadXattr { .. }, "a";
     xattr_with_a_value_over_64_kib: Archive::new().pax(&[("SCHILY.xattr.user.a", &long(65_536))]).file("a", b"").finish(), EntryProblem::BadXattr { .. }, "a";
-    whiteout_of_the_parent: Archive::new().file("d/.wh...", b"").finish(), EntryProblem::BadWhiteout, "d/.wh...";
-    whiteout_of_nothing: Archive::new().file("d/.wh.", b"").finish(), EntryProblem::BadWhiteout, "d/.wh.";
     sparse_pieces_that_overlap: Archive::new().pax(&[("GNU.sparse.map", b"0,1,0,1"), ("GNU.sparse.size", b"9")]).file("a", b"xy").finish(), EntryProblem::BadSparseMap { .. }, "a";
     sparse_piece_after_the_end: Archive::new().pax(&[("GNU.sparse.map", b"9,1"), ("GNU.sparse.size", b"9")]).file("a", b"x").finish(), EntryProblem::BadSparseMap { .. }, "a";
     sparse_pieces_longer_than_the_content: Archive::new().pax(&[("GNU.sparse.map", b"0,5"), ("GNU.sparse.size", b"9")]).file("a", b"x").finish(), EntryProblem::BadSparseMap { .. }, "a";
@@ -158,10 +200,19 @@ refusals! {
 }
 
 #[test]
+fn a_whiteout_of_no_name_is_refused() {
+    for name in ["d/.wh...", "d/.wh."] {
+        let archive = Archive::new().file(name, b"").finish();
+        let refused = trees(&[archive], ImportLimits::default(), Whiteouts::Keep).unwrap_err();
+        assert!(matches!(refused.problem, EntryProblem::BadWhiteout) && refused.entry == name);
+    }
+}
+
+#[test]
 fn limits_end_an_import_at_the_entry_that_passes_them() {
     let limits = ImportLimits { max_files: 3, ..ImportLimits::default() };
     let many = Archive::new().file("a", b"").file("b", b"").file("c", b"");
-    assert_eq!(layered(&[many.finish()], limits, false).unwrap().len(), 4);
+    assert_eq!(root(many.finish(), limits).unwrap().len(), 4);
     let many = Archive::new().file("a", b"").file("b", b"").file("c", b"").file("d", b"");
     let (problem, entry) = refused("files", many.finish(), limits);
     assert!(matches!(problem, EntryProblem::TooManyFiles { max: 3 }) && entry == "d", "{problem:?} {entry}");
@@ -194,7 +245,7 @@ fn an_archive_cut_anywhere_is_never_taken_for_whole() {
     let whole = Archive::new().dir("d").file("d/a", &long(700)).symlink("l", "d").finish();
     let end = whole.len() - 1024;
     for cut in 0..=end + 511 {
-        let result = layered(&[whole[..cut].to_vec()], ImportLimits::default(), false);
+        let result = root(whole[..cut].to_vec(), ImportLimits::default());
         let problem = result.map(|_| cut).unwrap_err().problem;
         assert!(matches!(problem, EntryProblem::Truncated), "{cut}: {problem:?}");
     }
@@ -213,7 +264,7 @@ fn damaged_bytes_never_panic() {
         })
         .hard_link("l", "d/x")
         .finish();
-    assert_eq!(layered(std::slice::from_ref(&whole), ImportLimits::default(), true).unwrap().len(), 6);
+    assert_eq!(layered(std::slice::from_ref(&whole)).len(), 6);
     for at in 0..whole.len() {
         for value in [0xff, b'9', whole[at] ^ 1] {
             let mut bytes = whole.clone();
@@ -223,7 +274,9 @@ fn damaged_bytes_never_panic() {
             bytes[header + 148..header + 156].fill(b' ');
             let sum: u32 = bytes[header..header + 512].iter().map(|b| u32::from(*b)).sum();
             bytes[header + 148..header + 156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
-            let _ = layered(&[bytes], ImportLimits::default(), true);
+            if let Ok(trees) = trees(&[bytes], ImportLimits::default(), Whiteouts::Keep) {
+                let _ = merge(&[&trees[0]], Hidden::Drop, 1000);
+            }
         }
     }
 }
@@ -274,7 +327,7 @@ fn forty_symlinks_in_a_row_are_followed_and_one_more_is_not() {
 #[test]
 fn an_end_mark_of_one_block_is_enough_at_the_end_of_the_file() {
     let archive = Archive::new().file("a", b"").bytes(&[0; 512]).cut();
-    assert_eq!(layered(&[archive], ImportLimits::default(), false).unwrap().len(), 2);
+    assert_eq!(root(archive, ImportLimits::default()).unwrap().len(), 2);
 }
 
 #[test]
@@ -316,19 +369,19 @@ fn whiteouts_hide_lower_layers_only() {
         .file(".wh.never-there", b"")
         .file("nowhere/.wh.x", b"");
     let layers = [low.finish(), up.finish()];
-    let tree = layered(&layers, ImportLimits::default(), true).unwrap();
+    let tree = layered(&layers);
     assert_eq!(paths(&tree), ["/d", "/d/fresh", "/d/s", "/d/s/new", "/keep", "/w"]);
     assert!(tree["/w"].starts_with("file 2"), "a whiteout does not hide its own layer's file");
     // In a root file system they are files like others.
-    let tree = layered(&layers, ImportLimits::default(), false).unwrap();
-    assert!(tree.contains_key("/gone") && tree.contains_key("/.wh.gone"));
+    let [_, up] = layers;
+    assert!(root(up, ImportLimits::default()).unwrap().contains_key("/.wh.gone"));
 }
 
 #[test]
 fn hard_links_reach_across_layers_and_outlive_their_first_name() {
     let low = Archive::new().file("a", b"content");
     let up = Archive::new().hard_link("b", "a").hard_link("b", "b").file(".wh.a", b"");
-    let tree = layered(&[low.finish(), up.finish()], ImportLimits::default(), true).unwrap();
+    let tree = layered(&[low.finish(), up.finish()]);
     assert_eq!(paths(&tree), ["/b"]);
     assert!(tree["/b"].starts_with("file 7"));
 }

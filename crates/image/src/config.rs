@@ -1,15 +1,14 @@
-//! What the store knows of an image.
+//! What an image says of itself.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ImageName;
 use crate::intake::host_architecture;
 
 /// How programs are to be started in an image.
 /// Source: the OCI image specification, `config.md`; a root file system has only `PATH`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageConfig {
     /// Environment, as `NAME=value`.
     pub env: Vec<String>,
@@ -40,34 +39,4 @@ impl ImageConfig {
             architecture: host_architecture().to_owned(),
         }
     }
-}
-
-/// One named image.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ImageRecord {
-    /// Its name.
-    pub name: ImageName,
-    /// SHA-256 of the EROFS blob, in hex.
-    pub digest: String,
-    /// Size of the blob in bytes.
-    pub size_bytes: u64,
-    /// Sum of the sizes of its regular files in bytes, holes included, hard links once.
-    pub content_bytes: u64,
-    /// Inodes in it.
-    pub files: u64,
-    /// When it was imported, in milliseconds since 1970.
-    pub created_unix_ms: u64,
-    /// The path it was imported from.
-    pub source: String,
-    /// How programs are started in it.
-    pub config: ImageConfig,
-}
-
-/// What a removal did.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Removed {
-    /// The image that had the name, or nothing if none had.
-    pub record: Option<ImageRecord>,
-    /// Whether its blob went too: no other name had it.
-    pub blob_deleted: bool,
 }
