@@ -103,6 +103,15 @@ class Platform:
             nodes: list[dict[str, Any]] = json.load(answer)["nodes"]
         return nodes
 
+    def metrics(self) -> str:
+        """What a scraper reads."""
+        import urllib.request
+
+        request = urllib.request.Request(f"{self.url}/metrics", headers={"authorization": f"Bearer {self.key}"})
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            text: str = answer.read().decode()
+        return text
+
     def edge_pid(self) -> int:
         """Process id of its edge, asked of the edge itself."""
         return int(self.nodes()[0]["pid"])

@@ -91,10 +91,10 @@ pub(crate) enum Command {
     /// Try what this machine's kernel can do
     #[command(after_help = crate::up::DOCTOR_EXAMPLES)]
     Doctor(DoctorArgs),
-    /// Import, list and remove images
+    /// Import, list, tag, prefetch, export and remove images
     #[command(subcommand)]
     Image(image::ImageCommand),
-    /// Import, list and remove workspaces, toolkits and other layers
+    /// The same for workspaces, toolkits and other layers, and the care of their store
     #[command(subcommand)]
     Layer(image::LayerCommand),
     /// Make a sandbox and print its id

@@ -6,6 +6,7 @@ mod call;
 pub mod execs;
 pub mod files;
 pub mod images;
+pub mod layers;
 mod lists;
 pub mod ports;
 pub mod sandboxes;
@@ -24,7 +25,7 @@ use crate::app::App;
 pub use call::{Call, SandboxCall};
 
 /// Every template of [`router`]: what metrics and logs call a path by.
-pub const ROUTES: [&str; 33] = [
+pub const ROUTES: [&str; 40] = [
     "/healthz",
     "/metrics",
     "/v1/openapi.json",
@@ -33,6 +34,13 @@ pub const ROUTES: [&str; 33] = [
     "/v1/images/{name}",
     "/v1/layers/{kind}",
     "/v1/layers/{kind}/{name}",
+    "/v1/layers/{kind}/{name}/trace",
+    "/v1/layers/{kind}/{name}/prefetch",
+    "/v1/layers/{kind}/{name}/verify",
+    "/v1/layers/{kind}/{name}/export",
+    "/v1/layers/{kind}/{name}/tags/{tag}",
+    "/v1/store/verify",
+    "/v1/store/collect",
     "/v1/sandboxes",
     "/v1/sandboxes/{id}",
     "/v1/sandboxes/{id}/stop",
@@ -67,6 +75,21 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/metrics", get(system::metrics))
         .route("/v1/openapi.json", get(system::openapi))
         .route("/v1/nodes", get(system::nodes))
+        .route("/v1/sandboxes", get(sandboxes::list).post(sandboxes::create))
+        .route("/v1/sandboxes/{id}", get(sandboxes::get).delete(sandboxes::remove))
+        .route("/v1/sandboxes/{id}/stop", post(sandboxes::stop))
+        .route("/v1/sandboxes/{id}/logs", get(sandboxes::logs))
+        .merge(images_and_layers())
+        .merge(execs_and_sessions())
+        .merge(files_and_ports())
+        .fallback(access::no_such_path)
+        .method_not_allowed_fallback(access::no_such_method)
+        .layer(from_fn_with_state(Arc::clone(&app), access::around))
+        .with_state(app)
+}
+
+fn images_and_layers() -> Router<Arc<App>> {
+    Router::new()
         .route("/v1/images", get(images::list))
         .route("/v1/images/{name}", get(images::get).put(images::import).delete(images::remove))
         .route("/v1/layers/{kind}", get(images::list_layers))
@@ -74,16 +97,13 @@ pub fn router(app: Arc<App>) -> Router {
             "/v1/layers/{kind}/{name}",
             get(images::get_layer).put(images::import_layer).delete(images::remove_layer),
         )
-        .route("/v1/sandboxes", get(sandboxes::list).post(sandboxes::create))
-        .route("/v1/sandboxes/{id}", get(sandboxes::get).delete(sandboxes::remove))
-        .route("/v1/sandboxes/{id}/stop", post(sandboxes::stop))
-        .route("/v1/sandboxes/{id}/logs", get(sandboxes::logs))
-        .merge(execs_and_sessions())
-        .merge(files_and_ports())
-        .fallback(access::no_such_path)
-        .method_not_allowed_fallback(access::no_such_method)
-        .layer(from_fn_with_state(Arc::clone(&app), access::around))
-        .with_state(app)
+        .route("/v1/layers/{kind}/{name}/trace", get(layers::trace))
+        .route("/v1/layers/{kind}/{name}/prefetch", post(layers::prefetch))
+        .route("/v1/layers/{kind}/{name}/verify", post(layers::verify_layer))
+        .route("/v1/layers/{kind}/{name}/export", get(layers::export))
+        .route("/v1/layers/{kind}/{name}/tags/{tag}", put(layers::tag))
+        .route("/v1/store/verify", post(layers::verify_store))
+        .route("/v1/store/collect", post(layers::collect))
 }
 
 fn execs_and_sessions() -> Router<Arc<App>> {

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
+use dsec_proto::rest::{NodeStatus, NodeUsage};
 use http::{Method, StatusCode};
 
 use crate::api::ROUTES;
@@ -115,6 +116,37 @@ impl Metrics {
             }
         }
     }
+}
+
+/// What nodes did for the content of layers.
+pub fn content(nodes: &[NodeStatus]) -> String {
+    type Measure = fn(&NodeUsage) -> f64;
+    let all: [(&str, &str, &str, Measure); 7] = [
+        ("asked_bytes_total", "counter", "Bytes of layers that kernels asked for.", |u| {
+            u.content.asked_bytes as f64
+        }),
+        ("cached_bytes_total", "counter", "Of these, bytes that were on the node.", |u| {
+            u.content.cached_bytes as f64
+        }),
+        ("fetched_bytes_total", "counter", "Bytes that came from the layer store, compressed.", |u| {
+            u.content.fetched_bytes as f64
+        }),
+        ("fetches_total", "counter", "Fetches from the layer store.", |u| u.content.fetches as f64),
+        ("failed_reads_total", "counter", "Reads of layers that failed.", |u| u.content.failed_reads as f64),
+        ("wait_seconds_total", "counter", "Time that readers of layers waited for the store.", |u| {
+            u.content.waited_ms as f64 / 1e3
+        }),
+        ("cache_bytes", "gauge", "Content of layers on the node's disk.", |u| u.content_cache_bytes as f64),
+    ];
+    let mut text = String::new();
+    // Writing to a String does not fail.
+    for (name, kind, help, measure) in all {
+        let _ = writeln!(text, "# HELP dsec_content_{name} {help}\n# TYPE dsec_content_{name} {kind}");
+        for node in nodes {
+            let _ = writeln!(text, "dsec_content_{name}{{node=\"{}\"}} {}", node.node, measure(&node.usage));
+        }
+    }
+    text
 }
 
 impl Series {

@@ -10,7 +10,7 @@ use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 use utoipa::openapi::{Components, Content, Ref, RefOr, Response};
 use utoipa::{Modify, OpenApi};
 
-use crate::api::{execs, files, images, ports, sandboxes, sessions, system};
+use crate::api::{execs, files, images, layers, ports, sandboxes, sessions, system};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -26,6 +26,8 @@ use crate::api::{execs, files, images, ports, sandboxes, sessions, system};
         ports::http, ports::tcp,
         images::list, images::get, images::import, images::remove,
         images::list_layers, images::get_layer, images::import_layer, images::remove_layer,
+        layers::trace, layers::prefetch, layers::verify_layer, layers::export, layers::tag, layers::verify_store,
+        layers::collect,
         system::nodes, system::healthz, system::openapi, system::metrics,
     ),
     components(schemas(rest::ErrorBody, rest::NodeStatus, rest::AttachEvent, rest::FileEvent)),

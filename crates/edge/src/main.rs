@@ -127,6 +127,7 @@ fn run(config: &Path, ready_fd: Option<i32>) -> anyhow::Result<ExitCode> {
         let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
         let mut interrupt = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())?;
         let path = config.socket.clone();
+        tokio::spawn(Arc::clone(&content).supervise());
         let node = Node::start(config, backend, content).await?;
         let socket =
             Socket::bind(&path).with_context(|| format!("{} cannot be served on", path.display()))?;

@@ -9,7 +9,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::protocol::{LINE_MAX, Request, Response, Stats};
+use crate::protocol::{Fetched, LINE_MAX, Request, Response, Stats};
 use crate::trace::{Trace, TraceError};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -153,6 +153,22 @@ impl Client {
         expect!(self.call(&Request::Prefetch { blob, trace }).await?, Response::Done => ())
     }
 
+    /// Brings content in, along a trace or all of it, and tells after `limit` at the latest how far it is: repeat it while
+    /// it is not over.
+    ///
+    /// # Errors
+    /// As [`Self::call`].
+    pub async fn fetch(
+        &self,
+        blob: BlobId,
+        trace: Option<&Trace>,
+        limit: Duration,
+    ) -> Result<Fetched, ClientError> {
+        let trace = trace.map(|trace| BASE64_STANDARD.encode(trace.encode()));
+        let request = Request::Fetch { blob, trace, limit_ms: limit.as_millis() as u64 };
+        expect!(self.call(&request).await?, Response::Fetched(fetched) => fetched)
+    }
+
     /// What was wanted of the blob, in order.
     ///
     /// # Errors
@@ -200,6 +216,14 @@ impl Client {
     /// As [`Self::call`].
     pub async fn stats(&self) -> Result<Stats, ClientError> {
         expect!(self.call(&Request::Stats).await?, Response::Stats(stats) => stats)
+    }
+
+    /// What was done for these blobs and what of them is here; nothing of those that are not known here.
+    ///
+    /// # Errors
+    /// As [`Self::call`].
+    pub async fn look(&self, blobs: Vec<BlobId>) -> Result<Stats, ClientError> {
+        expect!(self.call(&Request::Look { blobs }).await?, Response::Stats(stats) => stats)
     }
 
     /// Has a new worker take over.

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -13,7 +14,7 @@ use tokio::sync::{Notify, Semaphore};
 
 use crate::cache::{Cache, Mark, Stored};
 use crate::engine::{Blob, Engine, FillError};
-use crate::protocol::{BlobStats, CONNECTIONS_MAX, LINE_MAX, Request, Response, Stats};
+use crate::protocol::{BlobStats, CONNECTIONS_MAX, Fetched, LINE_MAX, Request, Response, Stats};
 use crate::source::with_causes;
 use crate::trace::Trace;
 
@@ -121,10 +122,14 @@ impl Control {
             },
             Request::Unpin { blob } => self.mark(blob, vec![(Mark::Pinned, false)]).await,
             Request::Prefetch { blob, trace } => self.prefetch(blob, trace).await,
+            Request::Fetch { blob, trace, limit_ms } => {
+                self.fetch(blob, trace, Duration::from_millis(limit_ms)).await
+            }
             Request::Trace { blob, restart } => self.trace(blob, restart).await,
             Request::Insert { blob, file, take } => self.insert(blob, file, take).await,
             Request::Evict { blob } => self.evict(blob).await,
-            Request::Stats => Ok(Response::Stats(self.stats())),
+            Request::Stats => Ok(Response::Stats(self.stats(self.engine.touched()))),
+            Request::Look { blobs } => self.look(blobs).await,
             Request::Replace | Request::Shutdown => Ok(Response::Done),
         };
         done.unwrap_or_else(|error| {
@@ -170,18 +175,10 @@ impl Control {
     }
 
     async fn prefetch(&self, id: BlobId, trace: Option<String>) -> Result<Response, FillError> {
-        let order = match trace {
-            None => None,
-            Some(text) => {
-                let decoded = BASE64_STANDARD.decode(text).map_err(|error| error.to_string());
-                match decoded.and_then(|bytes| Trace::decode(&bytes).map_err(|error| error.to_string())) {
-                    Ok(trace) => Some(trace.order()),
-                    Err(error) => return Ok(refused(format!("the trace for {id}: {error}"))),
-                }
-            }
+        let (blob, order) = match self.order(id, trace).await? {
+            Ok(found) => found,
+            Err(refused) => return Ok(refused),
         };
-        let blob = self.engine.blob(id).await?;
-        let order = order.unwrap_or_else(|| (0..blob.cached().index().groups().len() as u32).collect());
         let Ok(place) = self.prefetches.clone().try_acquire_owned() else {
             let message =
                 format!("{PREFETCHES_MAX} blobs are being prefetched, which is the limit; try later");
@@ -194,6 +191,53 @@ impl Control {
             drop(place);
         });
         Ok(Response::Done)
+    }
+
+    async fn fetch(&self, id: BlobId, trace: Option<String>, limit: Duration) -> Result<Response, FillError> {
+        let (blob, order) = match self.order(id, trace).await? {
+            Ok(found) => found,
+            Err(refused) => return Ok(refused),
+        };
+        let ended = tokio::time::timeout(limit, self.engine.warm(&blob, &order)).await;
+        let bytes = |is_wanted: &dyn Fn(u64) -> bool| {
+            let wanted = order.iter().map(|group| u64::from(*group)).filter(|group| is_wanted(*group));
+            wanted.map(|group| blob.cached().index().plain_len(group)).sum()
+        };
+        let (wanted_bytes, left_bytes) = (bytes(&|_| true), bytes(&|group| !blob.cached().has(group)));
+        let problem = match &ended {
+            Ok(ended) if left_bytes > 0 => Some(match &ended.failed {
+                Some(error) => with_causes(error),
+                None => format!(
+                    "the node's cache, which has {} bytes, has no room for it",
+                    self.engine.cache().used_bytes()
+                ),
+            }),
+            _ => None,
+        };
+        Ok(Response::Fetched(Fetched { wanted_bytes, left_bytes, is_over: ended.is_ok(), problem }))
+    }
+
+    /// A blob, and which of its groups a trace says, or all.
+    async fn order(
+        &self,
+        id: BlobId,
+        trace: Option<String>,
+    ) -> Result<Result<(Arc<Blob>, Vec<u32>), Response>, FillError> {
+        let order = match trace {
+            None => None,
+            Some(text) => {
+                let decoded = BASE64_STANDARD.decode(text).map_err(|error| error.to_string());
+                match decoded.and_then(|bytes| Trace::decode(&bytes).map_err(|error| error.to_string())) {
+                    Ok(trace) => Some(trace.order()),
+                    Err(error) => return Ok(Err(refused(format!("the trace for {id}: {error}")))),
+                }
+            }
+        };
+        let blob = self.engine.blob(id).await?;
+        let groups = blob.cached().index().groups().len() as u32;
+        let mut order = order.unwrap_or_else(|| (0..groups).collect());
+        order.retain(|group| *group < groups);
+        Ok(Ok((blob, order)))
     }
 
     async fn trace(&self, id: BlobId, restart: bool) -> Result<Response, FillError> {
@@ -236,19 +280,30 @@ impl Control {
         .await
     }
 
-    fn stats(&self) -> Stats {
+    async fn look(&self, ids: Vec<BlobId>) -> Result<Response, FillError> {
+        let Some(first) = ids.first().copied() else { return Ok(Response::Stats(self.stats(Vec::new()))) };
+        let engine = self.engine.clone();
+        let known = blocking(first, move || {
+            let each = ids.into_iter().map(|id| engine.known(id).map_err(io::Error::other));
+            each.collect::<io::Result<Vec<_>>>()
+        });
+        Ok(Response::Stats(self.stats(known.await?.into_iter().flatten().collect())))
+    }
+
+    fn stats(&self, blobs: Vec<Arc<Blob>>) -> Stats {
         let of = |blob: Arc<Blob>| BlobStats {
             blob: blob.cached().id(),
             size_bytes: blob.cached().index().size(),
             groups_here: blob.cached().groups_here(),
             groups: blob.cached().index().groups().len() as u64,
+            here_bytes: blob.cached().here_bytes(),
             counts: blob.counts(),
         };
         Stats {
             worker_pid: std::process::id(),
             used_bytes: self.engine.cache().used_bytes(),
             known_blobs: self.engine.cache().known().len() as u64,
-            blobs: self.engine.touched().into_iter().map(of).collect(),
+            blobs: blobs.into_iter().map(of).collect(),
         }
     }
 }

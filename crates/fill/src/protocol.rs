@@ -45,6 +45,16 @@ pub enum Request {
         /// An encoded trace, as base64; without it, everything in order.
         trace: Option<String>,
     },
+    /// Brings content in whatever readers want, and answers when it is over, or after a while with what is left: to be
+    /// asked again then.
+    Fetch {
+        /// Which.
+        blob: BlobId,
+        /// An encoded trace, as base64; without it, everything in order.
+        trace: Option<String>,
+        /// How long the answer may take.
+        limit_ms: u64,
+    },
     /// The trace of what was wanted since the worker began or the recording was begun anew.
     Trace {
         /// Which.
@@ -71,6 +81,11 @@ pub enum Request {
     },
     /// What was done, and what is here.
     Stats,
+    /// As `stats`, of these blobs alone, as far as they are known here.
+    Look {
+        /// Which.
+        blobs: Vec<BlobId>,
+    },
     /// Ends this worker for a new one of the program as it is now. Readers wait, none fails.
     Replace,
     /// Ends the worker and the holder, and unmounts. What still stands on the mount reads errors from then on.
@@ -92,6 +107,8 @@ pub enum Response {
         /// Plain bytes of the blob.
         size_bytes: u64,
     },
+    /// To `fetch`.
+    Fetched(Fetched),
     /// To `trace`: encoded, as base64.
     Trace(String),
     /// To `insert`: whether all of it found room.
@@ -104,7 +121,7 @@ pub enum Response {
         /// What became free.
         freed_bytes: u64,
     },
-    /// To `stats`.
+    /// To `stats` and `look`.
     Stats(Stats),
     /// It did not work.
     Error {
@@ -113,6 +130,19 @@ pub enum Response {
         /// The content cannot be had because the store does not answer: later it may.
         again: bool,
     },
+}
+
+/// How far a fetch is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fetched {
+    /// Bytes that were wanted.
+    pub wanted_bytes: u64,
+    /// Of these, bytes that are not here.
+    pub left_bytes: u64,
+    /// Nothing more will come by itself.
+    pub is_over: bool,
+    /// Why the rest did not come, when it is over.
+    pub problem: Option<String>,
 }
 
 /// What was done since the worker began, and what is here.
@@ -139,6 +169,8 @@ pub struct BlobStats {
     pub groups_here: u64,
     /// Groups of the blob.
     pub groups: u64,
+    /// Bytes of the groups that are here.
+    pub here_bytes: u64,
     /// Everything else.
     #[serde(flatten)]
     pub counts: Counts,

@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use dsec_fill::client::ClientError;
+use dsec_fill::trace::Trace;
 use rustix::process::{Signal, kill_process};
-use support::platform::{Platform, Reader, block_on};
+use support::platform::{LIMIT, Platform, Reader, block_on};
 use support::{GROUP, Made, Random};
 
 #[test]
@@ -251,6 +252,32 @@ fn the_next_run_finds_its_content_along_the_trace_of_the_first() {
         assert!(Instant::now() < until, "{stats:?}");
     }
     assert!(block_on(platform.client.trace(made.id(), false)).unwrap().order().is_empty());
+}
+
+#[test]
+fn content_is_fetched_until_it_is_there_or_it_is_said_why_not() {
+    let made = Made::new(10, 40 * GROUP + 4096);
+    let platform = Platform::start(&[&made], |_| {});
+    let fetch =
+        |trace: Option<&Trace>, limit| block_on(platform.client.fetch(made.id(), trace, limit)).unwrap();
+    let some = fetch(Some(&Trace::of_run(&[7, 40, 2, 99])), LIMIT);
+    assert_eq!((some.wanted_bytes, some.left_bytes), (2 * GROUP + 4096, 0));
+    assert!(some.is_over && some.problem.is_none());
+    let here = block_on(platform.client.look(vec![Made::new(11, 1).id(), made.id()])).unwrap();
+    assert_eq!(here.blobs.iter().map(|blob| blob.here_bytes).collect::<Vec<_>>(), [2 * GROUP + 4096]);
+    // Cut short it says what is left, and goes on when it is asked again.
+    let mut all = fetch(None, Duration::ZERO);
+    while !all.is_over {
+        assert!(all.problem.is_none());
+        all = fetch(None, Duration::from_millis(50));
+    }
+    assert_eq!((all.wanted_bytes, all.left_bytes), (made.index.size(), 0));
+    assert!(block_on(platform.client.open(made.id())).unwrap().direct);
+    drop(platform);
+    let platform = Platform::start(&[&made], |config| config.cache_bytes = 8 * GROUP);
+    let ended = block_on(platform.client.fetch(made.id(), None, LIMIT)).unwrap();
+    assert!(ended.is_over && ended.left_bytes >= 32 * GROUP, "{ended:?}");
+    assert!(ended.problem.unwrap().contains("no room"));
 }
 
 #[test]

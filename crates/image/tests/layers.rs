@@ -160,7 +160,10 @@ fn what_rules_leave_out_is_not_read_and_what_they_deny_fails() {
          mkfifo data/pipe",
     );
     // Were it opened, this would fail: nobody may read it, and it is a link out of the directory.
-    shell(upper.path(), "ln -s / work/__pycache__/host; setfattr -n trusted.overlay.metacopy work/__pycache__/a.pyc");
+    shell(
+        upper.path(),
+        "ln -s / work/__pycache__/host; setfattr -n trusted.overlay.metacopy work/__pycache__/a.pyc",
+    );
     let limits = ImportLimits::default();
     let mut shop = Shop::new();
     let mut rules = Rules::default();
@@ -172,18 +175,23 @@ fn what_rules_leave_out_is_not_read_and_what_they_deny_fails() {
     fn of<'a>(path: &'a std::path::Path, previous: &'a Previous, rules: &'a Rules) -> Upper<'a> {
         Upper { path, previous, rules, moment: Timestamp::default() }
     }
-    let packed = shop.make(&[], |shop| from_upper(&of(upper.path(), &previous, &rules), &limits, shop), |made| &made.built);
-    let left: Vec<_> = packed.left_out.iter().map(|left| (left.rule.as_str(), left.files, left.bytes)).collect();
-    assert_eq!(
-        left,
-        [("/data/**", 5, 2), ("caches/python", 5, 100_002), ("keys", 1, 4), ("logs", 1, 2)]
+    let packed = shop.make(
+        &[],
+        |shop| from_upper(&of(upper.path(), &previous, &rules), &limits, shop),
+        |made| &made.built,
     );
+    let left: Vec<_> =
+        packed.left_out.iter().map(|left| (left.rule.as_str(), left.files, left.bytes)).collect();
+    assert_eq!(left, [("/data/**", 5, 2), ("caches/python", 5, 100_002), ("keys", 1, 4), ("logs", 1, 2)]);
     assert_eq!(packed.left_out[1].paths, ["/work/__pycache__"]);
     let mount = shop.mount(&packed.built.layer);
     let expected = tempfile::tempdir().unwrap();
     shell(
         upper.path(),
-        &format!("rm -r data work/__pycache__ root/.ssh/id_rsa var/log/app/l; mkdir data; cp -a . {}", expected.path().display()),
+        &format!(
+            "rm -r data work/__pycache__ root/.ssh/id_rsa var/log/app/l; mkdir data; cp -a . {}",
+            expected.path().display()
+        ),
     );
     let without_times = |mut all: std::collections::BTreeMap<Vec<u8>, support::Facts>| {
         all.values_mut().for_each(|facts| (facts.mtime, facts.links) = ((0, 0), 0));
@@ -390,8 +398,7 @@ fn an_upper_directory_packs_to_what_the_overlay_showed() {
     let upper = writable.path().join("u");
     let (previous, rules, moment) = (&Previous::default(), &Rules::default(), Timestamp::default());
     let upper = Upper { path: &upper, previous, rules, moment };
-    let packed =
-        shop.make(&[&lower.files], |shop| from_upper(&upper, &limits, shop), |made| &made.built);
+    let packed = shop.make(&[&lower.files], |shop| from_upper(&upper, &limits, shop), |made| &made.built);
     let built = packed.built;
     let layer = resolve_redirects(&built.layer, &lower.layer, 100_000).unwrap();
     let merged = merge(&[&lower.layer, &layer], Hidden::Drop, 100_000).unwrap();

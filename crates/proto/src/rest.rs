@@ -6,6 +6,7 @@ mod errors;
 mod exec;
 mod files;
 mod image;
+mod layer;
 mod node;
 mod sandbox;
 mod session;
@@ -17,6 +18,10 @@ pub use exec::{
 };
 pub use files::{FileEvent, FileEventKind, FileInfo, FileKind, FileList, MakeDirRequest, MoveRequest};
 pub use image::{Image, ImageList, ImportEvent, LAYER_BASE};
+pub use layer::{
+    BlobContent, BlobTrace, CollectEvent, Collected, ContentCounts, Finding, GROUP_BYTES, LayerContent,
+    LayerTrace, PrefetchEvent, PrefetchRequest, PrefetchWhat, VerifyEvent,
+};
 pub use node::{Feature, FeatureState, NodeStatus, NodeUsage};
 pub use sandbox::{
     BACKEND_CONTAINER, CreateSandboxRequest, LaunchPhase, Sandbox, SandboxLayer, SandboxLimits, SandboxList,

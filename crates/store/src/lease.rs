@@ -16,6 +16,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use dsec_image::build::FileIndex;
 use dsec_image::layer::{LayerId, Manifest};
+use futures_util::{StreamExt as _, TryStreamExt as _};
 use object_store::PutMode;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
@@ -139,17 +140,20 @@ impl Lease {
         Ok(())
     }
 
-    /// Gives the lease back with all it holds.
+    /// Gives the lease back with all it holds. What was held is safe no more.
     ///
     /// # Errors
     /// [`StoreError`]; it then runs out by itself.
-    pub async fn release(self) -> Result<(), StoreError> {
+    pub async fn release(&self) -> Result<(), StoreError> {
         self.renewer.abort();
-        let held: Vec<String> =
-            self.held.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect();
-        for key in held {
-            self.store.delete(&hold_key(&self.id, &key)).await?;
-        }
+        *self.renewed.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        let held = std::mem::take(&mut *self.held.lock().unwrap_or_else(PoisonError::into_inner));
+        let let_go = |key: String| async move { self.store.delete(&hold_key(&self.id, &key)).await };
+        futures_util::stream::iter(held)
+            .map(let_go)
+            .buffer_unordered(collect::REQUESTS_MAX)
+            .try_collect::<Vec<()>>()
+            .await?;
         self.store.delete(&alive_key(&self.id)).await
     }
 

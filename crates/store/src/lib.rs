@@ -36,4 +36,4 @@ pub use names::{NameEntry, NamePage, Version};
 pub use publish::{PackSender, Publish};
 pub use read::COALESCE_GAP;
 pub use store::Store;
-pub use verify::{Finding, Problem, Verified};
+pub use verify::{Finding, Problem, Tell, Verified};

@@ -144,6 +144,16 @@ impl Store {
         Ok(())
     }
 
+    /// The version that a tag is on.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such tag.
+    pub async fn tagged(&self, kind: LayerKind, name: &LayerName, tag: &Label) -> Result<Label, StoreError> {
+        let found = self.tag_record(kind, name, tag).await?;
+        let none = || StoreError::NotFound { what: format!("{kind} {name}:{tag}") };
+        found.map(|(_, record)| record.version).ok_or_else(none)
+    }
+
     /// Takes a tag away. The version stays.
     ///
     /// # Errors
@@ -160,33 +170,55 @@ impl Store {
         Ok(())
     }
 
-    /// Takes a version away; its layer goes when nothing else refers to it. `live` says what uses which layer, beyond what the
-    /// store's leases say, such as a sandbox.
+    /// Takes a version away that nobody uses; its layer goes when nothing else refers to it.
     ///
     /// # Errors
-    /// `InUse` names the tag, the lease or what `live` said; `NotFound` if there is no such version.
+    /// `InUse` names the tag or the lease; `NotFound` if there is no such version.
     pub async fn remove_version(
         &self,
         kind: LayerKind,
         name: &LayerName,
         version: &Label,
-        live: &BTreeMap<LayerId, String>,
+    ) -> Result<LayerId, StoreError> {
+        let layer = self.untagged(kind, name, version).await?;
+        if let Some(holder) = lease::holder_of(self, &key::layer(&layer)).await? {
+            let by = format!("the lease of {holder}");
+            return Err(StoreError::InUse { what: format!("{kind} {name}@{version}"), by });
+        }
+        self.delete(&key::version(kind, name, version)).await?;
+        Ok(layer)
+    }
+
+    /// Takes a version away whether or not its layer is used, which is then kept by its users alone, and by its other names.
+    ///
+    /// # Errors
+    /// `InUse` names the tag that is on it; `NotFound` if there is no such version.
+    pub async fn forget_version(
+        &self,
+        kind: LayerKind,
+        name: &LayerName,
+        version: &Label,
+    ) -> Result<LayerId, StoreError> {
+        let layer = self.untagged(kind, name, version).await?;
+        self.delete(&key::version(kind, name, version)).await?;
+        Ok(layer)
+    }
+
+    /// The layer of a version that no tag is on.
+    async fn untagged(
+        &self,
+        kind: LayerKind,
+        name: &LayerName,
+        version: &Label,
     ) -> Result<LayerId, StoreError> {
         let layer = self.version(kind, name, version).await?;
-        let in_use = |by: String| StoreError::InUse { what: format!("{kind} {name}@{version}"), by };
         for tag in self.name(kind, name).await?.tags {
             let record = self.tag_record(kind, name, &tag).await?;
             if record.is_some_and(|(_, record)| record.version == *version) {
-                return Err(in_use(format!("the tag {tag}: move it or take it away first")));
+                let by = format!("the tag {tag}: move it or take it away first");
+                return Err(StoreError::InUse { what: format!("{kind} {name}@{version}"), by });
             }
         }
-        if let Some(user) = live.get(&layer) {
-            return Err(in_use(user.clone()));
-        }
-        if let Some(holder) = lease::holder_of(self, &key::layer(&layer)).await? {
-            return Err(in_use(format!("the lease of {holder}")));
-        }
-        self.delete(&key::version(kind, name, version)).await?;
         Ok(layer)
     }
 

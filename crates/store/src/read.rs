@@ -132,6 +132,15 @@ impl Store {
         }
     }
 
+    /// When what was recorded of a blob's first reads was recorded, Unix ms by the store's clock.
+    ///
+    /// # Errors
+    /// As [`Self::trace`].
+    pub async fn trace_written_ms(&self, blob: &BlobId) -> Result<Option<u64>, StoreError> {
+        let found = self.head(&key::trace(blob)).await?;
+        Ok(found.map(|found| u64::try_from(found.modified_ms).unwrap_or_default()))
+    }
+
     /// Records a blob's first reads in place of what was recorded before. A hint: nothing relies on it.
     ///
     /// # Errors

@@ -61,11 +61,16 @@ pub struct Verified {
     pub findings: Vec<Finding>,
 }
 
+/// Told what was seen after each pack; says whether to go on.
+pub type Tell<'a> = &'a mut (dyn FnMut(&Verified) -> bool + Send);
+
 /// A verification under way: what several layers share is read once.
 struct Verification<'a> {
     store: &'a Store,
     verified: Verified,
     seen: HashSet<String>,
+    tell: Tell<'a>,
+    is_stopped: bool,
 }
 
 impl Store {
@@ -74,7 +79,7 @@ impl Store {
     /// # Errors
     /// [`StoreError`] only if the store does not answer; what is wrong with its content is a finding.
     pub async fn verify(&self, layer: &LayerId) -> Result<Verified, StoreError> {
-        self.verify_layers(vec![*layer]).await
+        self.verify_while(Some(layer), &mut |_| true).await
     }
 
     /// As [`Self::verify`], for every layer of the store.
@@ -82,13 +87,28 @@ impl Store {
     /// # Errors
     /// As [`Self::verify`].
     pub async fn verify_all(&self) -> Result<Verified, StoreError> {
-        let found = self.list(key::LAYERS, None).await?;
-        self.verify_layers(found.iter().filter_map(|object| key::id_of(&object.key)).collect()).await
+        self.verify_while(None, &mut |_| true).await
     }
 
-    async fn verify_layers(&self, mut open: Vec<LayerId>) -> Result<Verified, StoreError> {
-        let mut run = Verification { store: self, verified: Verified::default(), seen: HashSet::new() };
-        while let Some(layer) = open.pop() {
+    /// Verifies a layer or all of them, and tells how far it is. Stopped by `tell`, it gives what it saw until then.
+    ///
+    /// # Errors
+    /// As [`Self::verify`].
+    pub async fn verify_while(
+        &self,
+        layer: Option<&LayerId>,
+        tell: Tell<'_>,
+    ) -> Result<Verified, StoreError> {
+        let mut open: Vec<LayerId> = match layer {
+            Some(layer) => vec![*layer],
+            None => {
+                let found = self.list(key::LAYERS, None).await?;
+                found.iter().filter_map(|object| key::id_of(&object.key)).collect()
+            }
+        };
+        let (verified, seen) = (Verified::default(), HashSet::new());
+        let mut run = Verification { store: self, verified, seen, tell, is_stopped: false };
+        while let Some(layer) = open.pop().filter(|_| !run.is_stopped) {
             if !run.seen.insert(key::layer(&layer)) {
                 continue;
             }
@@ -163,6 +183,9 @@ impl Verification<'_> {
 
     async fn blob(&mut self, blob: &BlobId, index: &BlobIndex) -> Result<(), StoreError> {
         for (at, pack) in index.packs().iter().enumerate() {
+            if self.is_stopped {
+                return Ok(());
+            }
             let (key, object) = (key::pack(&pack.id), format!("pack {}", pack.id));
             if !self.has_size(&key, &object, pack.size.into()).await? {
                 continue;
@@ -176,6 +199,7 @@ impl Verification<'_> {
             };
             self.verified.packs += 1;
             self.verified.pack_bytes += u64::from(pack.size);
+            self.is_stopped = !(self.tell)(&self.verified);
             let found = PackId(Digest::of(&bytes));
             if found != pack.id {
                 self.add(object, Problem::Swapped { how: format!("its digest is {found}") });

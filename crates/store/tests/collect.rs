@@ -4,7 +4,6 @@
 
 mod support;
 
-use std::collections::BTreeMap;
 use std::hash::BuildHasher as _;
 use std::process::{Child, Command};
 use std::sync::Arc;
@@ -24,7 +23,7 @@ async fn collect(store: &Store) -> Collected {
 }
 
 async fn remove(store: &Store, layer: &str, version: &str) {
-    store.remove_version(KIND, &name(layer), &label(version), &BTreeMap::new()).await.unwrap();
+    store.remove_version(KIND, &name(layer), &label(version)).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -47,7 +46,7 @@ async fn names_parents_and_leases_keep_and_nothing_else_does() {
     );
     let node = lease(&store).await;
     node.use_layer(&tool.manifest.id().unwrap()).await.unwrap();
-    store.remove_version(KIND, &name("tool"), &label("1"), &BTreeMap::new()).await.unwrap_err();
+    store.remove_version(KIND, &name("tool"), &label("1")).await.unwrap_err();
     node.release_layer(&tool.manifest.id().unwrap()).await.unwrap();
     remove(&store, "tool", "1").await;
     node.use_layer(&tool.manifest.id().unwrap()).await.unwrap();
@@ -200,7 +199,7 @@ async fn publish_and_check(store: &Store, round: u64) -> Result<(), StoreError> 
     Arc::into_inner(lease).unwrap().release().await?;
     let verified = store.verify(&id).await?;
     assert!(verified.findings.is_empty(), "named: {verified:?}");
-    match store.remove_version(KIND, &name("chaos"), &label(&version), &BTreeMap::new()).await {
+    match store.remove_version(KIND, &name("chaos"), &label(&version)).await {
         Err(StoreError::InUse { .. }) => Ok(()),
         other => other.map(drop),
     }
@@ -254,7 +253,7 @@ async fn all_goes_in_the_end(store: &Store, dir: &std::path::Path) {
     loop {
         for entry in store.names(KIND, None, 10).await.unwrap().entries {
             for version in entry.versions {
-                let removed = store.remove_version(KIND, &entry.name, &version, &BTreeMap::new()).await;
+                let removed = store.remove_version(KIND, &entry.name, &version).await;
                 assert!(matches!(removed, Ok(_) | Err(StoreError::InUse { .. })), "{removed:?}");
             }
         }

@@ -4,7 +4,6 @@
 
 mod support;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -97,34 +96,35 @@ async fn names(store: &Store, base: &Sample, tool: &Sample) {
 }
 
 async fn removal(store: &Store, base: &Sample, tool: &Sample) {
-    let (tool_name, one, nobody) = (name("team/tool"), label("1"), BTreeMap::new());
-    let remove = |live| {
-        let (tool_name, one) = (tool_name.clone(), one.clone());
-        async move { store.remove_version(KIND, &tool_name, &one, &live).await }
-    };
+    let (tool_name, one) = (name("team/tool"), label("1"));
+    let remove = || store.remove_version(KIND, &tool_name, &one);
     let by = |error: StoreError| match error {
         StoreError::InUse { by, .. } => by,
         other => panic!("{other:?}"),
     };
-    assert!(by(remove(nobody.clone()).await.unwrap_err()).contains("latest"));
+    assert!(by(remove().await.unwrap_err()).contains("latest"));
     store.untag(KIND, &tool_name, &label("latest")).await.unwrap();
     assert!(store.untag(KIND, &tool_name, &label("latest")).await.unwrap_err().is_not_found());
-    let live = BTreeMap::from([(tool.manifest.id().unwrap(), "sandbox 7".to_owned())]);
-    assert_eq!(by(remove(live).await.unwrap_err()), "sandbox 7");
     let user = lease(store).await;
     user.use_layer(&tool.manifest.id().unwrap()).await.unwrap();
-    assert!(by(remove(nobody.clone()).await.unwrap_err()).contains("test"));
+    assert!(by(remove().await.unwrap_err()).contains("test"));
+    // Who says that the name alone is to go may.
+    store.put_version(KIND, &tool_name, &label("again"), tool.manifest.id().unwrap()).await.unwrap();
+    store.forget_version(KIND, &tool_name, &label("again")).await.unwrap();
     user.release_layer(&tool.manifest.id().unwrap()).await.unwrap();
     user.release_layer(&base.manifest.id().unwrap()).await.unwrap();
-    let user = Arc::into_inner(user).unwrap();
     user.release().await.unwrap();
+    assert!(
+        matches!(user.check(), Err(StoreError::LeaseLost { .. })),
+        "a lease that was given back holds nothing"
+    );
 }
 
 /// With every name gone, so is everything.
 async fn nothing_is_left(store: &Store) {
     for entry in store.names(KIND, None, 100).await.unwrap().entries {
         for version in entry.versions {
-            store.remove_version(KIND, &entry.name, &version, &BTreeMap::new()).await.unwrap();
+            store.remove_version(KIND, &entry.name, &version).await.unwrap();
         }
     }
     let settings = CollectSettings { grace: std::time::Duration::ZERO, ..CollectSettings::default() };

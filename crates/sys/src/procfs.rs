@@ -197,9 +197,8 @@ mod tests {
         for name in [read, write, gone, mapped] {
             fs::write(dir.path().join(name), [0; 4096]).unwrap();
         }
-        let open = |name: &str| {
-            fs::OpenOptions::new().read(true).write(true).open(dir.path().join(name)).unwrap()
-        };
+        let open =
+            |name: &str| fs::OpenOptions::new().read(true).write(true).open(dir.path().join(name)).unwrap();
         let _read = fs::File::open(dir.path().join(read)).unwrap();
         let (_write, _gone, to_map) = (open(write), open(gone), open(mapped));
         fs::remove_file(dir.path().join(gone)).unwrap();

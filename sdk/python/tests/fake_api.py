@@ -30,6 +30,8 @@ from typing import Any
 import aiohttp
 from aiohttp import WSMsgType, web
 
+import fake_layers
+
 KEY = "good-key"
 STATUS = {
     "invalid_argument": 400,
@@ -222,6 +224,7 @@ class FakeApi:
             ("GET", "/v1/images/{name}", self.get_image),
             ("PUT", "/v1/images/{name}", self.import_image),
             ("DELETE", "/v1/images/{name}", self.remove_image),
+            *fake_layers.ROUTES,
             ("GET", "/v1/nodes", self.nodes),
         ]
         for method, path, handler in routes:

@@ -22,6 +22,7 @@ from libdsec import (
     ImportProgress,
     InvalidArgument,
     NotFound,
+    PrefetchProgress,
     RequestTimeout,
     Sandbox,
     Unavailable,
@@ -380,6 +381,20 @@ async def test_images(api: FakeApi, client: DSecClient, tmp_path: Path) -> None:
         assert archive.getnames() == ["opt", "opt/tool"]
     with pytest.raises(NotFound):
         await client.images.remove("team/image:1")
+
+
+async def test_images_are_prefetched_tagged_and_their_traces_seen(client: DSecClient) -> None:
+    seen: list[PrefetchProgress] = []
+    await client.images.prefetch("debian", on_progress=seen.append)
+    assert seen == [PrefetchProgress(10, 4)]
+    with pytest.raises(Unavailable, match="did not come"):
+        await client.images.prefetch("debian", trace=True)
+    with pytest.raises(ConnectionFailed, match="without saying"):
+        await client.images.prefetch("cut")
+    assert (await client.images.tag("debian:12", "stable")).name == "debian:stable"
+    first, second = await client.images.trace("debian")
+    assert (first.runs, first.groups, first.recorded_ms) == (2, (3, 1), 7)
+    assert (second.runs, second.groups, second.recorded_ms) == (0, (), None)
 
 
 async def test_nodes(client: DSecClient) -> None:

@@ -44,8 +44,9 @@ from .._args import DSecContainerRunArgs
 from .._bodies import Data
 from .._commands import StreamName
 from .._files import LocalPath, RemotePath
-from .._images import OnProgress
+from .._images import OnPrefetch, OnProgress
 from .._records import (
+    BlobTrace,
     ExecInfo,
     ExecResult,
     FileEvent,

@@ -19,9 +19,9 @@ use crate::BackendError;
 /// Magic of EROFS in statfs(2).
 const EROFS_MAGIC: i64 = 0xe0f5_e1e2;
 
-/// A layer's mount, open, once it is made. Its own lock, so that two launches mount two layers side by side and one
-/// layer once.
-type Slot = Arc<Mutex<Option<OwnedFd>>>;
+/// A layer's mount, open, once it is made, and what it was made of; of one that was there before that is not known. Its
+/// own lock, so that two launches mount two layers side by side and one layer once.
+type Slot = Arc<Mutex<Option<(OwnedFd, Option<Layer>)>>>;
 
 /// Mounts of the node's layers.
 #[derive(Debug)]
@@ -63,18 +63,31 @@ impl LayerMounts {
         let what = || format!("mount the layer {}", layer.image.display());
         let slot = self.slot(&layer.image);
         let mut made = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = self.place(&layer.image);
+        // Its content may be elsewhere by now. Containers keep what they have.
+        if made.as_ref().is_some_and(|(_, of)| of.as_ref().is_some_and(|of| of != layer)) {
+            *made = None;
+            drop_mount(&place).map_err(failed(what()))?;
+        }
         let mount = match made.take() {
             Some(mount) => mount,
-            None => mount(layer, &self.place(&layer.image)).map_err(failed(what()))?,
+            None => mount(layer, &place).map_err(failed(what()))?,
         };
-        clone_mount(made.insert(mount).as_fd(), "", false).map_err(failed(what()))
+        clone_mount(made.insert(mount).0.as_fd(), "", false).map_err(failed(what()))
     }
 
-    /// Takes a layer's mount away, so that its files can be removed.
+    /// Takes a layer's mount away, so that its files can be removed or it be mounted anew.
     pub(super) fn forget(&self, image: &Path) {
-        self.mounts.lock().unwrap_or_else(PoisonError::into_inner).remove(image);
+        let slot = self.slot(image);
+        let mut made = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        *made = None;
         if let Err(error) = drop_mount(&self.place(image)) {
             tracing::warn!(image = %image.display(), %error, "cannot take the mount of a layer away");
+        }
+        let mut mounts = self.mounts.lock().unwrap_or_else(PoisonError::into_inner);
+        // The map's and this one: no launch waits for it.
+        if Arc::strong_count(&slot) == 2 {
+            mounts.remove(image);
         }
     }
 
@@ -93,12 +106,13 @@ fn is_mounted(place: &Path) -> bool {
     statfs(place).is_ok_and(|s| s.f_type == EROFS_MAGIC)
 }
 
-fn mount(layer: &Layer, place: &Path) -> io::Result<OwnedFd> {
+fn mount(layer: &Layer, place: &Path) -> io::Result<(OwnedFd, Option<Layer>)> {
     let text = |path: &Path| {
         let text = path.to_str().map(str::to_owned);
         text.ok_or_else(|| io::Error::other(format!("{} is not UTF-8", path.display())))
     };
-    if !is_mounted(place) {
+    let was_mounted = is_mounted(place);
+    if !was_mounted {
         fs::create_dir_all(place)?;
         let source = text(&layer.image)?;
         let devices = layer.devices.iter().map(|path| text(path)).collect::<io::Result<Vec<_>>>()?;
@@ -107,7 +121,8 @@ fn mount(layer: &Layer, place: &Path) -> io::Result<OwnedFd> {
         let mount = new_mount("erofs", &settings, Attr::READ_ONLY_DATA)?;
         attach(mount.as_fd(), CWD, &text(place)?)?;
     }
-    Ok(open(place, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
+    let mount = open(place, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    Ok((mount, (!was_mounted).then(|| layer.clone())))
 }
 
 fn drop_mount(place: &Path) -> io::Result<()> {

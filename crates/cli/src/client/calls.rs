@@ -8,8 +8,8 @@ use bytes::Bytes;
 use dsec_model::{ExecId, SandboxId, SessionId};
 use dsec_proto::rest::{
     CreateSandboxRequest, Exec, ExecList, ExecRequest, FileInfo, IDEMPOTENCY_KEY, INLINE_MAX, Image,
-    ImageList, LAYER_BASE, MoveRequest, NodeStatus, PtySize, Sandbox, SandboxList, Session, SessionList,
-    SessionRequest, SignalRequest, StopRequest,
+    ImageList, LAYER_BASE, LayerTrace, MoveRequest, NodeStatus, PrefetchRequest, PtySize, Sandbox,
+    SandboxList, Session, SessionList, SessionRequest, SignalRequest, StopRequest,
 };
 use reqwest::{Method, Response, header};
 use serde::Deserialize;
@@ -38,6 +38,8 @@ pub(crate) struct ListQuery {
     pub(crate) labels: Vec<(String, String)>,
     /// With what they use.
     pub(crate) usage: bool,
+    /// With what of their layers' content is on the node.
+    pub(crate) content: bool,
 }
 
 /// The nodes of a platform.
@@ -85,6 +87,11 @@ impl Client {
         self.json(self.request(Method::GET, &format!("/sandboxes/{id}"))).await
     }
 
+    /// One sandbox with its usage, and what of its layers' content is on the node.
+    pub(crate) async fn sandbox_with_content(&self, id: &SandboxId) -> Result<Sandbox, ClientError> {
+        self.json(self.request(Method::GET, &format!("/sandboxes/{id}")).query(&[("content", "true")])).await
+    }
+
     /// All sandboxes that match, page after page, newest first.
     pub(crate) async fn sandboxes(&self, query: &ListQuery) -> Result<Vec<Sandbox>, ClientError> {
         let mut all = Vec::new();
@@ -96,6 +103,9 @@ impl Client {
             pairs.extend(query.labels.iter().map(|(k, v)| ("label", format!("{k}={v}"))));
             if query.usage {
                 pairs.push(("usage", "true".to_owned()));
+            }
+            if query.content {
+                pairs.push(("content", "true".to_owned()));
             }
             pairs.extend(cursor.take().map(|cursor| ("cursor", cursor)));
             let page: SandboxList = self.json(self.request(Method::GET, "/sandboxes").query(&pairs)).await?;
@@ -327,6 +337,44 @@ impl Client {
         self.send(request).await
     }
 
+    /// What first runs read of a layer.
+    pub(crate) async fn layer_trace(&self, kind: &str, name: &str) -> Result<LayerTrace, ClientError> {
+        self.json(self.request(Method::GET, &layer_path(kind, name, "trace"))).await
+    }
+
+    /// Brings a layer's content to the node; the answer's body is one `PrefetchEvent` a line.
+    pub(crate) async fn prefetch(
+        &self,
+        kind: &str,
+        name: &str,
+        request: &PrefetchRequest,
+    ) -> Result<Response, ClientError> {
+        self.send(self.request(Method::POST, &layer_path(kind, name, "prefetch")).json(request)).await
+    }
+
+    /// Puts a tag on a layer.
+    pub(crate) async fn tag_layer(&self, kind: &str, name: &str, tag: &str) -> Result<Image, ClientError> {
+        self.json(self.request(Method::PUT, &layer_path(kind, name, &format!("tags/{}", segment(tag))))).await
+    }
+
+    /// A layer as a tar of an OCI layout.
+    pub(crate) async fn export_layer(&self, kind: &str, name: &str) -> Result<Response, ClientError> {
+        self.send(self.request(Method::GET, &layer_path(kind, name, "export"))).await
+    }
+
+    /// Reads a layer, or all, whole from the store; the answer's body is one `VerifyEvent` a line.
+    pub(crate) async fn verify(&self, layer: Option<(&str, &str)>) -> Result<Response, ClientError> {
+        let path =
+            layer.map_or_else(|| "/store/verify".to_owned(), |(kind, name)| layer_path(kind, name, "verify"));
+        self.send(self.request(Method::POST, &path)).await
+    }
+
+    /// Clears the store; the answer's body is one `CollectEvent` a line.
+    pub(crate) async fn collect(&self, grace_s: Option<u64>) -> Result<Response, ClientError> {
+        let grace = grace_s.map(|grace_s| ("grace_s", grace_s));
+        self.send(self.request(Method::POST, "/store/collect").query(&grace.as_slice())).await
+    }
+
     /// Removes a layer's name.
     pub(crate) async fn remove_layer(&self, kind: &str, name: &str) -> Result<(), ClientError> {
         self.done(self.request(Method::DELETE, &format!("{}/{}", layers_path(kind), segment(name)))).await
@@ -336,6 +384,11 @@ impl Client {
 /// Where the layers of a kind are.
 fn layers_path(kind: &str) -> String {
     if kind == LAYER_BASE { "/images".to_owned() } else { format!("/layers/{kind}") }
+}
+
+/// What is done with one layer beyond its name.
+fn layer_path(kind: &str, name: &str, what: &str) -> String {
+    format!("/layers/{kind}/{}/{what}", segment(name))
 }
 
 /// Which of the two ways bytes go in or out.

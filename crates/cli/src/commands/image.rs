@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use clap_complete::engine::ArgValueCandidates;
@@ -10,10 +11,11 @@ use dsec_proto::rest::{Image, ImportEvent, LAYER_BASE};
 use indicatif::ProgressBar;
 
 use super::archive::{Owner, body, pieces_of, tar_of};
+use super::layer::{self, ExportArgs, PrefetchArgs, TagArgs};
 use super::{Context, completion, progress};
 use crate::client::JsonLines;
 use crate::failure::{Failure, Outcome};
-use crate::render;
+use crate::{parse, render};
 
 const IMPORT_EXAMPLES: &str = "\
 Examples:
@@ -38,15 +40,35 @@ pub(crate) enum ImageCommand {
         #[arg(required = true, add = ArgValueCandidates::new(completion::image_names))]
         names: Vec<String>,
     },
-    /// Show all that is known of an image, as JSON
+    /// Show all that is known of an image, and what was done for its content on the node, as JSON
     #[command(
-        after_help = "Examples:\n  dsec image inspect debian\n  dsec image inspect debian | jq .digest"
+        after_help = "Examples:\n  dsec image inspect debian\n  dsec image inspect debian | jq .content.here_bytes"
     )]
     Inspect {
         /// Its name
         #[arg(add = ArgValueCandidates::new(completion::image_names))]
         name: String,
     },
+    /// Show what first runs read of an image, which later ones find prefetched
+    #[command(after_help = "Examples:\n  dsec image trace debian\n  dsec image trace debian --json")]
+    Trace {
+        /// Its name, with a tag or a version
+        #[arg(add = ArgValueCandidates::new(completion::image_names))]
+        name: String,
+    },
+    /// Bring an image's content to the node before anything runs
+    #[command(after_help = "Examples:\n  dsec image prefetch debian\n  dsec image prefetch --trace debian")]
+    Prefetch(PrefetchArgs),
+    /// Give an image one more tag, or move a tag
+    #[command(
+        after_help = "Examples:\n  dsec image tag debian stable\n  dsec image tag debian@2f1c9a0e4b7d8c36 latest"
+    )]
+    Tag(TagArgs),
+    /// Write an image as an OCI layout, for other tools
+    #[command(
+        after_help = "Examples:\n  dsec image export debian layout/\n  dsec image export debian layout && skopeo copy oci:layout docker-archive:debian.tar"
+    )]
+    Export(ExportArgs),
 }
 
 /// What a layer is for.
@@ -101,13 +123,69 @@ pub(crate) enum LayerCommand {
         #[arg(required = true)]
         names: Vec<String>,
     },
-    /// Show all that is known of a layer, as JSON
-    #[command(after_help = "Examples:\n  dsec layer inspect workspace click")]
+    /// Show all that is known of a layer, and what was done for its content on the node, as JSON
+    #[command(
+        after_help = "Examples:\n  dsec layer inspect workspace click\n  dsec layer inspect toolkit tools | jq .content"
+    )]
     Inspect {
         /// What it is for
         kind: LayerKind,
         /// Its name, with a tag or a version
         name: String,
+    },
+    /// Show what first runs read of a layer, which later ones find prefetched
+    #[command(after_help = "Examples:\n  dsec layer trace workspace click")]
+    Trace {
+        /// What it is for
+        kind: LayerKind,
+        /// Its name, with a tag or a version
+        name: String,
+    },
+    /// Bring a layer's content to the node before anything runs
+    #[command(
+        after_help = "Examples:\n  dsec layer prefetch workspace click\n  dsec layer prefetch toolkit tools --trace"
+    )]
+    Prefetch {
+        /// What it is for
+        kind: LayerKind,
+        #[command(flatten)]
+        prefetch: PrefetchArgs,
+    },
+    /// Give a layer one more tag, or move a tag
+    #[command(after_help = "Examples:\n  dsec layer tag toolkit tools:2 latest")]
+    Tag {
+        /// What it is for
+        kind: LayerKind,
+        #[command(flatten)]
+        tag: TagArgs,
+    },
+    /// Write a layer with those below it as an OCI layout
+    #[command(after_help = "Examples:\n  dsec layer export snapshot step-7 layout/")]
+    Export {
+        /// What it is for
+        kind: LayerKind,
+        #[command(flatten)]
+        export: ExportArgs,
+    },
+    /// Read layers whole from the store and check every digest
+    #[command(
+        after_help = "Examples:\n  dsec layer verify                      all layers of the store\n  dsec layer verify workspace click\n\nEnds with 1 when anything is wrong."
+    )]
+    Verify {
+        /// What it is for
+        #[arg(requires = "name")]
+        kind: Option<LayerKind>,
+        /// Its name, with a tag or a version
+        name: Option<String>,
+    },
+    /// Clear the store of what nothing refers to any more, as the nodes do once an hour
+    #[command(
+        after_help = "Examples:\n  dsec layer gc\n  dsec layer gc --grace 0s      also what was made a moment ago"
+    )]
+    Gc {
+        /// What is younger stays [default: 24h]
+        #[arg(long, value_name = "DURATION", value_parser = parse::duration)]
+        grace: Option<Duration>,
     },
 }
 
@@ -130,16 +208,29 @@ pub(crate) async fn image(context: &Context, command: ImageCommand) -> Outcome {
         ImageCommand::Ls => list(context, LAYER_BASE).await,
         ImageCommand::Rm { names } => remove(context, LAYER_BASE, &names).await,
         ImageCommand::Inspect { name } => inspect(context, LAYER_BASE, &name).await,
+        ImageCommand::Trace { name } => layer::trace(context, LAYER_BASE, &name).await,
+        ImageCommand::Prefetch(args) => layer::prefetch(context, LAYER_BASE, &args).await,
+        ImageCommand::Tag(args) => layer::tag(context, LAYER_BASE, &args).await,
+        ImageCommand::Export(args) => layer::export(context, LAYER_BASE, &args).await,
     }
 }
 
 /// Runs one of `dsec layer`.
-pub(crate) async fn layer(context: &Context, command: LayerCommand) -> Outcome {
+pub(crate) async fn layers(context: &Context, command: LayerCommand) -> Outcome {
     match command {
         LayerCommand::Import { kind, import: args } => import(context, kind.word(), &args).await,
         LayerCommand::Ls { kind } => list(context, kind.word()).await,
         LayerCommand::Rm { kind, names } => remove(context, kind.word(), &names).await,
         LayerCommand::Inspect { kind, name } => inspect(context, kind.word(), &name).await,
+        LayerCommand::Trace { kind, name } => layer::trace(context, kind.word(), &name).await,
+        LayerCommand::Prefetch { kind, prefetch } => layer::prefetch(context, kind.word(), &prefetch).await,
+        LayerCommand::Tag { kind, tag } => layer::tag(context, kind.word(), &tag).await,
+        LayerCommand::Export { kind, export } => layer::export(context, kind.word(), &export).await,
+        LayerCommand::Verify { kind, name } => {
+            let layer = kind.zip(name);
+            layer::verify(context, layer.as_ref().map(|(kind, name)| (kind.word(), name.as_str()))).await
+        }
+        LayerCommand::Gc { grace } => layer::collect(context, grace.map(|grace| grace.as_secs())).await,
     }
 }
 

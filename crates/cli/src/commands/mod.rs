@@ -10,6 +10,7 @@ mod feed;
 pub(crate) mod image;
 mod input;
 mod landing;
+mod layer;
 pub(crate) mod logs;
 mod output;
 pub(crate) mod port_forward;
@@ -57,7 +58,7 @@ pub(crate) async fn dispatch(cli: Cli) -> Outcome {
         Command::Completion(args) => completion::completion(&args),
         Command::Status => status::status(&Context::new(global)?).await,
         Command::Image(command) => image::image(&Context::new(global)?, command).await,
-        Command::Layer(command) => image::layer(&Context::new(global)?, command).await,
+        Command::Layer(command) => image::layers(&Context::new(global)?, command).await,
         Command::Create(args) => create::create(&Context::new(global)?, args).await,
         Command::Run(args) => run::run(&Context::for_command(global)?, args).await,
         Command::Exec(args) => exec::exec(&Context::for_command(global)?, args).await,

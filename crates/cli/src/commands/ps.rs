@@ -72,7 +72,7 @@ pub(crate) async fn ps(context: &Context, args: PsArgs) -> Outcome {
         (true, true) => Vec::new(),
         (true, false) => live_states(),
     };
-    let query = ListQuery { states, task: args.task, labels: args.label, usage: args.wide };
+    let query = ListQuery { states, task: args.task, labels: args.label, usage: args.wide, content: false };
     let sandboxes = context.client.sandboxes(&query).await?;
     if context.global.json {
         render::json(&sandboxes)?;

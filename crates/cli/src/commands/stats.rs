@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use clap_complete::engine::ArgValueCandidates;
 use dsec_model::SandboxId;
-use dsec_proto::rest::{Sandbox, Usage};
+use dsec_proto::rest::{Sandbox, SandboxLayer, Usage};
 use serde::Serialize;
 
 use super::{Context, completion};
@@ -19,7 +19,10 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   dsec stats
   dsec stats sb-n1-abc --watch
-  dsec stats --watch --json       one line of JSON every two seconds";
+  dsec stats --watch --json       one line of JSON every two seconds
+
+ASKED / FETCHED: bytes of its layers that the kernel asked for and that came from the layer store, since the
+node's fill worker began, for all sandboxes with these layers. Content that is whole on the node is not counted.";
 
 /// Time between two rounds of `--watch`.
 const ROUND: Duration = Duration::from_secs(2);
@@ -47,6 +50,8 @@ struct Line {
     pids_limit: u64,
     #[serde(flatten)]
     usage: Usage,
+    /// Each of its layers, with what of its content is on the node and what was done for it there, for all who use it.
+    layers: Vec<SandboxLayer>,
 }
 
 /// Shows what sandboxes use.
@@ -66,12 +71,17 @@ pub(crate) async fn stats(context: &Context, args: StatsArgs) -> Outcome {
 
 async fn read(context: &Context, ids: &[SandboxId]) -> Result<Vec<Sandbox>, Failure> {
     if ids.is_empty() {
-        let query = ListQuery { states: vec!["running".to_owned()], usage: true, ..ListQuery::default() };
+        let query = ListQuery {
+            states: vec!["running".to_owned()],
+            usage: true,
+            content: true,
+            ..ListQuery::default()
+        };
         return Ok(context.client.sandboxes(&query).await?);
     }
     let mut all = Vec::with_capacity(ids.len());
     for id in ids {
-        all.push(context.client.sandbox(id).await?);
+        all.push(context.client.sandbox_with_content(id).await?);
     }
     Ok(all)
 }
@@ -90,7 +100,16 @@ fn line(sandbox: Sandbox, now: Instant, before: &mut HashMap<SandboxId, (Instant
         disk_limit_bytes: sandbox.limits.disk_limit_mb.saturating_mul(parse::MIB),
         pids_limit: sandbox.limits.pids_limit,
         usage,
+        layers: sandbox.layers,
     }
+}
+
+/// Bytes of its layers that the kernel asked for, and bytes that came from the store for them.
+fn content(layers: &[SandboxLayer]) -> String {
+    let counts = || layers.iter().filter_map(|layer| layer.content.as_ref()).map(|content| content.counts);
+    let (asked, fetched) =
+        (counts().map(|counts| counts.asked_bytes).sum(), counts().map(|counts| counts.fetched_bytes).sum());
+    format!("{} / {}", render::bytes(asked), render::bytes(fetched))
 }
 
 fn show(lines: &[Line], watch: bool, json: bool) -> Result<(), Failure> {
@@ -114,8 +133,10 @@ fn show(lines: &[Line], watch: bool, json: bool) -> Result<(), Failure> {
             render::bytes(usage.bytes_in),
             render::bytes(usage.bytes_out),
             usage.oom_kills.to_string(),
+            content(&line.layers),
         ]
     });
-    let heading = ["ID", "CORES", "CPU TIME", "MEMORY", "PEAK", "DISK", "PIDS", "IN", "OUT", "OOM"];
+    let heading =
+        ["ID", "CORES", "CPU TIME", "MEMORY", "PEAK", "DISK", "PIDS", "IN", "OUT", "OOM", "ASKED / FETCHED"];
     render::table(&heading, rows.collect())
 }

@@ -83,6 +83,6 @@ async fn chosen(
     task: Option<String>,
     labels: Vec<(String, String)>,
 ) -> Result<Vec<SandboxId>, Failure> {
-    let query = ListQuery { states: ps::live_states(), task, labels, usage: false };
+    let query = ListQuery { states: ps::live_states(), task, labels, ..ListQuery::default() };
     Ok(context.client.sandboxes(&query).await?.into_iter().map(|sandbox| sandbox.id).collect())
 }

@@ -102,13 +102,13 @@ pub async fn remove_layer(call: Call) -> Reply {
     on_the_only_node(call).await
 }
 
-async fn on_the_only_node(call: Call) -> Reply {
+pub(super) async fn on_the_only_node(call: Call) -> Reply {
     let Some(node) = call.app.nodes.only() else {
         return Err(Failure::new(
             ErrorKind::Unsupported,
-            format!("images cannot be changed over {} nodes at once", call.app.nodes.all().len()),
+            format!("this is done on one node, and there are {}", call.app.nodes.all().len()),
         )
-        .hint("import or remove it on each node, with a dsec-control that has that node alone"));
+        .hint("do it on each node, with a dsec-control that has that node alone"));
     };
     let node = Arc::clone(node);
     call.forward(&node, BodyKind::Raw).await

@@ -279,6 +279,14 @@ pub(super) async fn nodes(call: Call) -> Reply {
     }
 }
 
+/// What the nodes that answer say of themselves.
+pub(super) async fn statuses(call: Call) -> Vec<NodeStatus> {
+    let headers = identity(&call);
+    let app = call.app;
+    let answers = app.nodes.ask_all::<Nodes>("/v1/nodes", &headers).await;
+    answers.into_iter().filter_map(|(_, answer)| answer.ok()).flat_map(|answer| answer.nodes).collect()
+}
+
 /// Headers that tell a node on whose behalf we ask.
 fn identity(call: &Call) -> HeaderMap {
     let mut headers = HeaderMap::new();

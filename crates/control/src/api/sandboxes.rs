@@ -41,6 +41,9 @@ pub(crate) struct ListQuery {
     /// Adds what each one uses now.
     #[param(default = false)]
     usage: Option<bool>,
+    /// Says of their layers what of their content is on the node, and what was done for it.
+    #[param(default = false)]
+    content: Option<bool>,
 }
 
 /// Query of a get.
@@ -53,6 +56,9 @@ pub(crate) struct GetQuery {
     /// How long to wait for it, ms; then `deadline_exceeded`.
     #[param(default = 60000)]
     timeout_ms: Option<u64>,
+    /// Says of its layers what of their content is on the node, and what was done for it.
+    #[param(default = false)]
+    content: Option<bool>,
 }
 
 /// Creates a sandbox and waits until it runs.

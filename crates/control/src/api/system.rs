@@ -15,10 +15,12 @@ use super::{Call, lists};
 use crate::app::App;
 use crate::failure::{Failure, Reply};
 use crate::forward::BodyKind;
-use crate::openapi;
+use crate::{metrics, openapi};
 
 /// How long a node may take to say that it is well.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long the nodes may take to say what they did for content: who scrapes waits for some ten seconds.
+const NODES_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Whether the platform serves: 503 when no node answers.
 #[utoipa::path(get, path = "/healthz", operation_id = "healthz", tag = "system", security(()),
@@ -49,11 +51,14 @@ pub async fn openapi() -> Response {
     text("application/json", openapi::document())
 }
 
-/// Counters of this server in Prometheus' text format.
+/// Counters of this server, and of content on the nodes that answer, in Prometheus' text format.
 #[utoipa::path(get, path = "/metrics", operation_id = "metrics", tag = "system",
     responses((status = 200, description = "The counters.", body = String, content_type = "text/plain")))]
 pub async fn metrics(call: Call) -> Response {
-    text("text/plain; version=0.0.4; charset=utf-8", call.app.metrics.render())
+    let own = call.app.metrics.render();
+    let nodes = tokio::time::timeout(NODES_TIMEOUT, lists::statuses(call)).await.unwrap_or_default();
+    let body = own + &metrics::content(&nodes);
+    text("text/plain; version=0.0.4; charset=utf-8", body)
 }
 
 /// The nodes: what each is, can do and does now.

@@ -66,7 +66,7 @@ pub(super) async fn remove_layer(
     Ok(StatusCode::NO_CONTENT)
 }
 
-fn parse_kind(kind: &str) -> Result<LayerKind, ApiError> {
+pub(super) fn parse_kind(kind: &str) -> Result<LayerKind, ApiError> {
     LayerKind::ALL.into_iter().find(|known| known.as_str() == kind).ok_or_else(|| {
         let kinds = LayerKind::ALL.map(LayerKind::as_str).join(", ");
         invalid(format!("{kind:?} is no kind of layer; there are: {kinds}"))

@@ -9,6 +9,7 @@ mod bodies;
 mod execs;
 mod files;
 mod images;
+mod layers;
 mod nodes;
 mod ports;
 mod sandboxes;
@@ -66,16 +67,22 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/ports/{port}/http/", any(ports::http))
         .route("/ports/{port}/http/{*path}", any(ports::http))
         .route("/ports/{port}/tcp", any(ports::tcp));
+    let layer = Router::new()
+        .route("/", get(images::get_layer).put(images::import_layer).delete(images::remove_layer))
+        .route("/trace", get(layers::trace))
+        .route("/prefetch", post(layers::prefetch))
+        .route("/verify", post(layers::verify_layer))
+        .route("/export", get(layers::export))
+        .route("/tags/{tag}", put(layers::tag));
     Router::new()
         .route("/v1/sandboxes", post(sandboxes::create).get(sandboxes::list))
         .nest("/v1/sandboxes/{id}", sandbox)
         .route("/v1/images", get(images::list))
         .route("/v1/images/{name}", get(images::get).put(images::import).delete(images::remove))
         .route("/v1/layers/{kind}", get(images::list_layers))
-        .route(
-            "/v1/layers/{kind}/{name}",
-            get(images::get_layer).put(images::import_layer).delete(images::remove_layer),
-        )
+        .nest("/v1/layers/{kind}/{name}", layer)
+        .route("/v1/store/verify", post(layers::verify_store))
+        .route("/v1/store/collect", post(layers::collect))
         .route("/v1/nodes", get(nodes::list))
         .route("/healthz", get(nodes::health))
         .route("/internal/shutdown", post(nodes::shutdown))

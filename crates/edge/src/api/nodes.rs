@@ -13,8 +13,12 @@ use crate::error::internal;
 use crate::shutdown;
 
 pub(super) async fn list(State(node): Shared) -> Answer {
+    let content = node.layers.content_of_node().await;
     let read = tokio::task::spawn_blocking(move || node.status());
-    let status = read.await.map_err(|e| internal("reading the node's numbers broke off", &e))??;
+    let mut status = read.await.map_err(|e| internal("reading the node's numbers broke off", &e))??;
+    if let Some((cache_bytes, counts)) = content {
+        (status.usage.content_cache_bytes, status.usage.content) = (cache_bytes, counts);
+    }
     Ok(super::json(StatusCode::OK, &json!({ "nodes": [status] })))
 }
 

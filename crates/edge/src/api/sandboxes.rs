@@ -1,6 +1,7 @@
 //! Sandboxes: create, list, look, end.
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use axum::body::Body;
 use axum::extract::{RawQuery, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::Response;
+use dsec_image::layer::LayerId;
 use dsec_model::{EndReason, ErrorKind, SandboxId, State as Life, TaskId};
 use dsec_proto::rest::{ApiError, CreateSandboxRequest, IDEMPOTENCY_KEY, Sandbox, SandboxList, StopRequest};
 use serde::Deserialize;
@@ -62,6 +64,7 @@ struct Filter {
     limit: Option<usize>,
     cursor: Option<(u64, SandboxId)>,
     usage: bool,
+    content: bool,
 }
 
 impl Filter {
@@ -99,11 +102,8 @@ impl Filter {
                         invalid_field("cursor", format!("cursor is {value:?}; give a next_cursor as it came"))
                     })?);
                 }
-                "usage" => {
-                    filter.usage = value.parse().map_err(|_| {
-                        invalid_field("usage", format!("usage is {value:?}; it must be true or false"))
-                    })?;
-                }
+                "usage" => filter.usage = parse_flag("usage", &value)?,
+                "content" => filter.content = parse_flag("content", &value)?,
                 other => return Err(invalid_field(other, format!("the query has no parameter {other:?}"))),
             }
         }
@@ -119,6 +119,10 @@ impl Filter {
                 .as_ref()
                 .is_none_or(|(at, id)| (Reverse(sandbox.created_ms), &sandbox.id) > (Reverse(*at), id))
     }
+}
+
+fn parse_flag(field: &str, text: &str) -> Result<bool, ApiError> {
+    text.parse().map_err(|_| invalid_field(field, format!("{field} is {text:?}; it must be true or false")))
 }
 
 fn parse_state(field: &str, text: &str) -> Result<Life, ApiError> {
@@ -143,7 +147,7 @@ pub(super) async fn list(State(node): Shared, RawQuery(query): RawQuery) -> Answ
     found.truncate(limit);
     let next_cursor =
         found.last().filter(|_| more).map(|(last, _)| format!("{}.{}", last.created_ms, last.id));
-    let sandboxes = if filter.usage {
+    let mut sandboxes: Vec<Sandbox> = if filter.usage {
         let read = tokio::task::spawn_blocking(move || {
             found.iter().map(|(record, handle)| with_usage(handle, record)).collect()
         });
@@ -151,7 +155,20 @@ pub(super) async fn list(State(node): Shared, RawQuery(query): RawQuery) -> Answ
     } else {
         found.iter().map(|(record, _)| Sandbox { usage: None, ..Sandbox::clone(record) }).collect()
     };
+    if filter.content {
+        add_content(&node, &mut sandboxes).await;
+    }
     Ok(json(StatusCode::OK, &SandboxList { sandboxes, next_cursor }))
+}
+
+/// Says of the layers what of their content is on the node.
+async fn add_content(node: &Node, sandboxes: &mut [Sandbox]) {
+    let layers = || sandboxes.iter().flat_map(|sandbox| &sandbox.layers);
+    let ids: BTreeSet<LayerId> = layers().filter_map(|layer| layer.id.parse().ok()).collect();
+    let contents = node.layers.contents(&ids.into_iter().collect::<Vec<_>>()).await;
+    for layer in sandboxes.iter_mut().flat_map(|sandbox| &mut sandbox.layers) {
+        layer.content = layer.id.parse().ok().and_then(|id: LayerId| contents.get(&id).cloned());
+    }
 }
 
 /// Blocks for some tens of microseconds.
@@ -168,6 +185,8 @@ fn with_usage(handle: &Handle, record: &Sandbox) -> Sandbox {
 pub(super) struct GetParams {
     wait_state: Option<String>,
     timeout_ms: Option<u64>,
+    #[serde(default)]
+    content: bool,
 }
 
 /// A look at the record is no use of the sandbox, or watching for an idle one to end would keep it.
@@ -196,7 +215,10 @@ pub(super) async fn get(
         return Err(invalid_field("timeout_ms", "timeout_ms goes with wait_state only").into());
     }
     let read = tokio::task::spawn_blocking(move || with_usage(&handle, &handle.record()));
-    let sandbox = read.await.map_err(|e| internal("reading the sandbox's usage broke off", &e))?;
+    let mut sandbox = read.await.map_err(|e| internal("reading the sandbox's usage broke off", &e))?;
+    if params.content {
+        add_content(&node, std::slice::from_mut(&mut sandbox)).await;
+    }
     Ok(json(StatusCode::OK, &sandbox))
 }
 

@@ -83,7 +83,8 @@ impl Job<'_> {
         progress: &mut dyn FnMut(ImportProgress),
     ) -> Result<(Vec<Part>, ImageConfig), ApiError> {
         let (layers, asked) = (self.layers, self.asked);
-        let made = self.session.with_packs(|session, sink| make_parts(layers, asked, session, sink, progress));
+        let made =
+            self.session.with_packs(|session, sink| make_parts(layers, asked, session, sink, progress));
         progress(ImportProgress {
             phase: ImportPhase::Sealing,
             source_bytes: 0,
@@ -189,9 +190,7 @@ fn known(layers: &Layers, session: &mut Session<'_>, diff_id: &str) -> Option<Pa
         let files = session.lease().use_donor(&id).await?.unwrap_or_default();
         Ok::<_, StoreError>(Some((id, manifest, metadata, files)))
     });
-    let found = found.and_then(|found| {
-        found.map(|found| session.know(&found.1).map(|()| found)).transpose()
-    });
+    let found = found.and_then(|found| found.map(|found| session.know(&found.1).map(|()| found)).transpose());
     let (id, manifest, metadata, files) = match found {
         Ok(found) => found?,
         Err(error) => {

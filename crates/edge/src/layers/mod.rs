@@ -7,9 +7,15 @@
 //!
 //! A layer that somebody uses is held in the store by the node's lease, which outlives a restart of the edge.
 
+mod blobs;
+mod care;
 mod content;
+mod filler;
 mod import;
+mod measure;
+mod meta;
 mod names;
+mod prefetch;
 mod publish;
 mod ready;
 
@@ -25,16 +31,22 @@ use dsec_model::SandboxId;
 use dsec_proto::rest::{ApiError, CreateSandboxRequest, SandboxLayer};
 use dsec_store::{CollectSettings, Collected, Collector, Lease, Store, StoreSettings};
 
-pub use content::{Calling, Content, Filler};
+pub use care::Exported;
+pub use content::{Calling, Content};
+pub use filler::Filler;
 pub use import::Import;
 pub use names::parse_name;
 
 use crate::error::{internal, invalid_field, store_failed};
 use crate::launch::Launch;
+use blobs::Blobs;
+use meta::Meta;
 use ready::Ready;
 
 /// How long the node's lease lives past its last sign of life: a restart of the machine takes less.
 const LEASE_TTL: Duration = Duration::from_secs(600);
+/// Where the lease of the node is noted for the next edge.
+const LEASE_FILE: &str = "lease";
 /// How often the store is cleared of what nothing refers to: what is removed is kept for a day anyway, in case a build
 /// that begins now wants it.
 const COLLECT_EVERY: Duration = Duration::from_secs(3600);
@@ -42,16 +54,36 @@ const COLLECT_EVERY: Duration = Duration::from_secs(3600);
 const IDLE_MAX: usize = 512;
 /// What a layer was made from when its importer did not say.
 pub const UPLOAD: &str = "upload";
+/// How long a node that goes down waits for the store to take its lease back; it runs out by itself.
+const RELEASE_MAX: Duration = Duration::from_secs(10);
 /// Toolkits of one sandbox, with room for a base and a workspace.
 const TOOLKITS_MAX: usize = LAYERS_MAX - 2;
+
+/// A layer when it is ready, locked by whoever makes it so or takes it away.
+type Slot = Arc<tokio::sync::Mutex<Option<Arc<Ready>>>>;
 
 /// A layer's way from its name to a mount.
 #[derive(Default)]
 struct Entry {
-    slot: Arc<tokio::sync::OnceCell<Arc<Ready>>>,
+    slot: Slot,
     users: BTreeSet<SandboxId>,
+    /// Others that use it for a while.
+    pins: usize,
     /// When its last user left.
     idle_since: Option<Instant>,
+}
+
+impl Entry {
+    fn is_unused(&self) -> bool {
+        self.users.is_empty() && self.pins == 0
+    }
+
+    /// Somebody left.
+    fn left(&mut self) {
+        if self.is_unused() {
+            self.idle_since = Some(Instant::now());
+        }
+    }
 }
 
 /// The node's layers.
@@ -59,6 +91,8 @@ pub struct Layers {
     store: Store,
     lease: Arc<Lease>,
     content: Arc<dyn Content>,
+    blobs: Blobs,
+    meta: Meta,
     dir: PathBuf,
     backend: Arc<dyn Launch>,
     entries: Mutex<HashMap<LayerId, Entry>>,
@@ -78,10 +112,24 @@ impl Drop for LayerUse {
         for id in &self.ids {
             if let Some(entry) = entries.get_mut(id)
                 && entry.users.remove(&self.user)
-                && entry.users.is_empty()
             {
-                entry.idle_since = Some(Instant::now());
+                entry.left();
             }
+        }
+    }
+}
+
+/// A layer that is not taken away for as long as this is held, though no sandbox uses it.
+struct Pin {
+    layers: Arc<Layers>,
+    id: LayerId,
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        if let Some(entry) = self.layers.entries().get_mut(&self.id) {
+            entry.pins -= 1;
+            entry.left();
         }
     }
 }
@@ -111,16 +159,43 @@ impl Layers {
         backend: Arc<dyn Launch>,
     ) -> Result<Arc<Self>, ApiError> {
         let dir = state_dir.join("layers");
+        let failed = |e: std::io::Error| internal("the directories for layers cannot be used", &e);
         // Imports of an edge that was killed are of no use to anybody.
         let _ = std::fs::remove_dir_all(dir.join("work"));
-        for made in [dir.join("work"), dir.join("meta")] {
-            std::fs::create_dir_all(&made)
-                .map_err(|e| internal("the directories for layers cannot be made", &e))?;
-        }
+        std::fs::create_dir_all(dir.join("work")).map_err(failed)?;
+        let meta = Meta::open(dir.join("meta")).map_err(failed)?;
+        let earlier = meta.all().map_err(failed)?;
         let store = Store::create(settings).await.map_err(|e| store_failed(&e))?;
         let lease = Arc::new(lease(&store, &dir, node).await?);
-        let (entries, names) = (Mutex::default(), names::Cache::default());
-        Ok(Arc::new(Self { store, lease, content, dir, backend, entries, names }))
+        let mut entries = HashMap::new();
+        for (id, note) in &earlier {
+            // The device may be another now, the content complete.
+            if note.is_partial {
+                backend.forget_layer(&meta.image(id));
+            }
+            entries.insert(*id, Entry { idle_since: Some(Instant::now()), ..Entry::default() });
+        }
+        let blobs_of = |note: meta::Note| note.manifest.blobs.iter().map(|blob| blob.id).collect();
+        let earlier: Vec<_> = earlier.into_iter().map(|(id, note)| (id, blobs_of(note))).collect();
+        let blobs = Blobs::new(Arc::clone(&content), &earlier);
+        let (entries, names) = (Mutex::new(entries), names::Cache::default());
+        Ok(Arc::new(Self { store, lease, content, blobs, meta, dir, backend, entries, names }))
+    }
+
+    fn slot(&self, id: &LayerId) -> Slot {
+        Arc::clone(&self.entries().entry(*id).or_default().slot)
+    }
+
+    /// Forgets a slot that is empty and that nobody else has.
+    fn drop_slot(&self, id: &LayerId, slot: &Slot) {
+        let mut entries = self.entries();
+        // The map's and the caller's.
+        let is_dropped = entries.get(id).is_some_and(Entry::is_unused)
+            && Arc::strong_count(slot) == 2
+            && slot.try_lock().is_ok_and(|here| here.is_none());
+        if is_dropped {
+            entries.remove(id);
+        }
     }
 
     fn entries(&self) -> MutexGuard<'_, HashMap<LayerId, Entry>> {
@@ -151,7 +226,12 @@ impl Layers {
                 return Err(invalid_field(field, message));
             }
             ids.push(id);
-            shown.push(SandboxLayer { kind: kind.to_string(), name: name.to_owned(), id: id.to_string() });
+            shown.push(SandboxLayer {
+                kind: kind.to_string(),
+                name: name.to_owned(),
+                id: id.to_string(),
+                content: None,
+            });
         }
         let held = self.hold(ids.clone(), user);
         let mut layers = Vec::with_capacity(ids.len());
@@ -180,44 +260,32 @@ impl Layers {
         LayerUse { layers: Arc::clone(self), ids, user: user.clone() }
     }
 
+    fn pin(self: &Arc<Self>, id: LayerId) -> Pin {
+        let mut entries = self.entries();
+        let entry = entries.entry(id).or_default();
+        entry.pins += 1;
+        entry.idle_since = None;
+        drop(entries);
+        Pin { layers: Arc::clone(self), id }
+    }
+
+    fn is_unused(&self, id: &LayerId) -> bool {
+        self.entries().get(id).is_none_or(Entry::is_unused)
+    }
+
     /// The sandboxes of this node that use a layer.
     fn users(&self, id: &LayerId) -> BTreeSet<SandboxId> {
         self.entries().get(id).map(|entry| entry.users.clone()).unwrap_or_default()
     }
 
-    async fn ready(self: &Arc<Self>, id: LayerId) -> Result<Arc<Ready>, ApiError> {
-        let slot = Arc::clone(&self.entries().entry(id).or_default().slot);
-        slot.get_or_try_init(|| self.prepare(id)).await.cloned()
-    }
-
     /// Lets go of layers that nobody uses, beyond the budget the longest idle first. Called now and then.
     pub async fn trim(&self) {
-        let mut doomed = Vec::new();
-        {
-            let mut entries = self.entries();
-            let mut idle: Vec<(Instant, LayerId)> =
-                entries.iter().filter_map(|(id, entry)| Some((entry.idle_since?, *id))).collect();
-            idle.sort_unstable_by_key(|(since, _)| *since);
-            for (_, id) in idle.iter().take(idle.len().saturating_sub(IDLE_MAX)) {
-                doomed.extend(entries.remove(id).map(|entry| (*id, entry.slot.get().cloned())));
-            }
+        let mut idle: Vec<(Instant, LayerId)> =
+            self.entries().iter().filter_map(|(id, entry)| Some((entry.idle_since?, *id))).collect();
+        idle.sort_unstable_by_key(|(since, _)| *since);
+        for (_, id) in idle.iter().take(idle.len().saturating_sub(IDLE_MAX)) {
+            self.let_go(id).await;
         }
-        for (id, ready) in doomed {
-            self.forget(&id, ready).await;
-        }
-    }
-
-    /// Lets go of a layer at once if nobody uses it: its name was removed.
-    async fn drop_idle(&self, id: &LayerId) {
-        let entry = {
-            let mut entries = self.entries();
-            if entries.get(id).is_some_and(|entry| !entry.users.is_empty()) {
-                return;
-            }
-            entries.remove(id)
-        };
-        // Also of one that is not known here: the edge before may have held it.
-        self.forget(id, entry.and_then(|entry| entry.slot.get().cloned())).await;
     }
 
     /// Removes from the store what no name, no sandbox and no publisher refers to, again and again, for as long as the
@@ -254,10 +322,28 @@ impl Layers {
         }
     }
 
-    /// Ends the fill worker. The backend is down: no sandbox and no mount of a layer is left.
+    /// Lets go of everything and ends the fill worker. The backend is down: no sandbox and no mount of a layer is left.
     pub async fn shut_down(&self) {
+        let all: Vec<LayerId> = self.entries().keys().copied().collect();
+        for id in all {
+            let slot = self.slot(&id);
+            *slot.lock().await = None;
+            self.forget(&id).await;
+        }
         if let Err(error) = self.content.shut_down().await {
             tracing::warn!(error = &error as &dyn std::error::Error, "the fill worker was not ended");
+        }
+        match tokio::time::timeout(RELEASE_MAX, self.lease.release()).await {
+            Ok(Ok(())) => {
+                let _gone_already = std::fs::remove_file(self.dir.join(LEASE_FILE));
+            }
+            Ok(Err(error)) => {
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "the node's lease was not given back"
+                );
+            }
+            Err(_) => tracing::warn!("the store did not take the node's lease back in time"),
         }
     }
 }
@@ -280,7 +366,7 @@ fn wanted(request: &CreateSandboxRequest) -> Result<Vec<(&'static str, LayerKind
 
 /// The lease of this node's last edge, or a new one.
 async fn lease(store: &Store, dir: &Path, node: &str) -> Result<Lease, ApiError> {
-    let file = dir.join("lease");
+    let file = dir.join(LEASE_FILE);
     if let Ok(id) = std::fs::read_to_string(&file) {
         match Lease::adopt(store, id.trim(), LEASE_TTL).await {
             Ok(lease) => return Ok(lease),

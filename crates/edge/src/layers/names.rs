@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use dsec_image::ImageConfig;
 use dsec_image::layer::{Label, LayerId, LayerKind, LayerName, LayerRef, Manifest, Select, Source};
 use dsec_model::ErrorKind;
 use dsec_proto::rest::{ApiError, Image};
+use dsec_store::{StoreError, Version};
 use serde_json::json;
 
 use super::Layers;
@@ -55,23 +55,33 @@ impl Cache {
 
 impl Layers {
     /// The layer that a field of a request names.
+    ///
+    /// # Errors
+    /// There is none; the store cannot be read.
     pub(super) async fn resolve(
         &self,
         field: &'static str,
         kind: LayerKind,
         name: &str,
     ) -> Result<LayerId, ApiError> {
-        let parsed: LayerRef = name.parse().map_err(|_| no_layer(field, kind, name))?;
-        if let Some(id) = self.names.find(kind, &parsed) {
-            return Ok(id);
+        let none = || no_layer(field, kind, name);
+        let parsed: LayerRef = name.parse().map_err(|_| none())?;
+        self.find(kind, &parsed).await?.ok_or_else(none)
+    }
+
+    /// The layer that a name stands for, if it stands for one.
+    async fn find(&self, kind: LayerKind, name: &LayerRef) -> Result<Option<LayerId>, ApiError> {
+        if let Some(id) = self.names.find(kind, name) {
+            return Ok(Some(id));
         }
-        let found = self.store.resolve(kind, &parsed).await;
-        let id = found.map_err(|error| match error {
-            dsec_store::StoreError::NotFound { .. } => no_layer(field, kind, name),
-            other => store_failed(&other),
-        })?;
-        self.names.note(kind, parsed, id);
-        Ok(id)
+        match self.store.resolve(kind, name).await {
+            Ok(id) => {
+                self.names.note(kind, name.clone(), id);
+                Ok(Some(id))
+            }
+            Err(StoreError::NotFound { .. }) => Ok(None),
+            Err(error) => Err(store_failed(&error)),
+        }
     }
 
     pub(super) async fn manifest(&self, id: &LayerId) -> Result<Arc<Manifest>, ApiError> {
@@ -101,11 +111,8 @@ impl Layers {
             for entry in &page.entries {
                 for tag in &entry.tags {
                     let reference = LayerRef { name: entry.name.clone(), select: Select::Tag(tag.clone()) };
-                    match self.describe(kind, &reference).await {
-                        // It was removed just now.
-                        Err(error) if error.kind() == ErrorKind::NotFound => {}
-                        other => found.push(other?),
-                    }
+                    // One that was removed just now is none.
+                    found.extend(self.describe(kind, &reference).await?);
                 }
             }
             after = page.next;
@@ -120,20 +127,29 @@ impl Layers {
     /// # Errors
     /// There is none.
     pub async fn get(&self, kind: LayerKind, name: &str) -> Result<Image, ApiError> {
-        let parsed = parse_name(name)?;
-        self.describe(kind, &parsed).await
+        let id = self.named(kind, name).await?;
+        let manifest = self.manifest(&id).await?;
+        let content = self.contents(&[id]).await.remove(&id);
+        Ok(Image { content, ..self.show(shown(&parse_name(name)?), &id, &manifest) })
     }
 
-    async fn describe(&self, kind: LayerKind, name: &LayerRef) -> Result<Image, ApiError> {
-        let shown = shown(name);
-        let id = self.resolve("name", kind, &shown).await?;
+    /// The layer that a caller names.
+    ///
+    /// # Errors
+    /// It is no name, or there is none.
+    pub(super) async fn named(&self, kind: LayerKind, name: &str) -> Result<LayerId, ApiError> {
+        self.find(kind, &parse_name(name)?).await?.ok_or_else(|| no_layer("name", kind, name))
+    }
+
+    async fn describe(&self, kind: LayerKind, name: &LayerRef) -> Result<Option<Image>, ApiError> {
+        let Some(id) = self.find(kind, name).await? else { return Ok(None) };
         let manifest = self.manifest(&id).await?;
-        Ok(self.show(shown, &id, &manifest))
+        Ok(Some(self.show(shown(name), &id, &manifest)))
     }
 
     pub(super) fn show(&self, name: String, id: &LayerId, manifest: &Manifest) -> Image {
         let facts = &manifest.facts;
-        let config = manifest.config.clone().unwrap_or_else(no_config);
+        let config = manifest.config.clone().unwrap_or_default();
         Image {
             name,
             kind: manifest.kind.to_string(),
@@ -150,6 +166,7 @@ impl Layers {
             working_dir: config.working_dir,
             user: config.user,
             used_by: self.users(id).iter().map(ToString::to_string).collect(),
+            content: None,
         }
     }
 
@@ -157,44 +174,73 @@ impl Layers {
     /// refers to it any more.
     ///
     /// # Errors
-    /// There is none, or somebody uses it: the sandboxes of this node are named.
+    /// There is none, or somebody uses it and it is the last name: the sandboxes of this node are named.
     pub async fn remove(&self, kind: LayerKind, name: &str) -> Result<(), ApiError> {
-        let parsed = parse_name(name)?;
-        self.names.forget(kind, &parsed.name);
-        let id = self.resolve("name", kind, &shown(&parsed)).await?;
-        let versions = self.store.versions(kind, &parsed.name).await.map_err(|e| store_failed(&e))?;
-        let on: Vec<&Label> = versions.iter().filter(|v| v.layer == id).map(|v| &v.version).collect();
-        let is_last = match &parsed.select {
-            Select::Version(_) => true,
-            Select::Tag(tag) => !self.is_tagged(kind, &parsed.name, &id, tag).await?,
-        };
-        let used = self.in_use(name, &id);
-        let mut is_kept = !is_last;
-        if let (true, Some(refused)) = (is_last, &used) {
-            if !self.has_other_name(kind, &parsed, &id).await? {
-                return Err(refused.clone());
+        let asked = parse_name(name)?;
+        self.names.forget(kind, &asked.name);
+        let id = self.find(kind, &asked).await?.ok_or_else(|| no_layer("name", kind, name))?;
+        let removed = self.remove_found(kind, name, &asked, &id).await;
+        self.names.forget(kind, &asked.name);
+        removed
+    }
+
+    async fn remove_found(
+        &self,
+        kind: LayerKind,
+        name: &str,
+        asked: &LayerRef,
+        id: &LayerId,
+    ) -> Result<(), ApiError> {
+        let (store, own) = (&self.store, &asked.name);
+        let failed = |e: StoreError| store_failed(&e);
+        if let Select::Tag(tag) = &asked.select
+            && self.is_tagged(kind, own, id, tag).await?
+        {
+            return store.untag(kind, own, tag).await.map_err(failed);
+        }
+        match self.in_use(name, id) {
+            Some(refused) if !self.has_other_name(kind, own, id).await? => return Err(refused),
+            Some(_) => {}
+            None => self.let_go(id).await,
+        }
+        let versions = store.versions(kind, own).await.map_err(failed)?;
+        if let Select::Tag(tag) = &asked.select {
+            store.untag(kind, own, tag).await.map_err(failed)?;
+        }
+        for Version { version, layer } in &versions {
+            let is_on = match &asked.select {
+                Select::Version(asked) => version == asked,
+                Select::Tag(_) => layer == id,
+            };
+            if !is_on {
+                continue;
             }
-            is_kept = true;
-        }
-        if let Select::Tag(tag) = &parsed.select {
-            self.store.untag(kind, &parsed.name, tag).await.map_err(|e| store_failed(&e))?;
-        }
-        self.names.forget(kind, &parsed.name);
-        if is_kept {
-            return Ok(());
-        }
-        self.drop_idle(&id).await;
-        for version in on {
-            let removed = self.store.remove_version(kind, &parsed.name, version, &Default::default()).await;
-            if let Err(error) = removed {
+            if let Err(error) = self.remove_version(kind, own, version, id).await {
                 // As it was: whoever uses it on another node may be asked to let go.
-                if let Select::Tag(tag) = &parsed.select {
-                    let _still_untagged = self.store.tag(kind, &parsed.name, tag, version).await;
+                if let Select::Tag(tag) = &asked.select {
+                    let _still_untagged = store.tag(kind, own, tag, version).await;
                 }
-                return Err(store_failed(&error));
+                return Err(error);
             }
         }
         Ok(())
+    }
+
+    /// Removes a version; one that is in use goes if its layer has another name.
+    async fn remove_version(
+        &self,
+        kind: LayerKind,
+        name: &LayerName,
+        version: &Label,
+        id: &LayerId,
+    ) -> Result<(), ApiError> {
+        let removed = match self.store.remove_version(kind, name, version).await {
+            Err(StoreError::InUse { .. }) if self.has_other_name(kind, name, id).await? => {
+                self.store.forget_version(kind, name, version).await
+            }
+            other => other,
+        };
+        removed.map(drop).map_err(|e| store_failed(&e))
     }
 
     /// Whether another tag of the name stands for the same layer.
@@ -210,7 +256,7 @@ impl Layers {
             let reference = LayerRef { name: name.clone(), select: Select::Tag(tag.clone()) };
             match self.store.resolve(kind, &reference).await {
                 Ok(found) if found == *id => return Ok(true),
-                Ok(_) | Err(dsec_store::StoreError::NotFound { .. }) => {}
+                Ok(_) | Err(StoreError::NotFound { .. }) => {}
                 Err(error) => return Err(store_failed(&error)),
             }
         }
@@ -218,9 +264,15 @@ impl Layers {
     }
 
     /// Whether another name of the kind stands for the same layer. Reads all of them: asked only of what is in use.
-    async fn has_other_name(&self, kind: LayerKind, name: &LayerRef, id: &LayerId) -> Result<bool, ApiError> {
-        let (id, own) = (id.to_string(), shown(name));
-        Ok(self.list(kind).await?.iter().any(|other| other.digest == id && other.name != own))
+    async fn has_other_name(
+        &self,
+        kind: LayerKind,
+        name: &LayerName,
+        id: &LayerId,
+    ) -> Result<bool, ApiError> {
+        let id = id.to_string();
+        let is_other = |other: &Image| parse_name(&other.name).is_ok_and(|other| other.name != *name);
+        Ok(self.list(kind).await?.iter().any(|other| other.digest == id && is_other(other)))
     }
 
     fn in_use(&self, name: &str, id: &LayerId) -> Option<ApiError> {
@@ -261,18 +313,6 @@ fn source(source: &Source) -> String {
         Source::Oci { reference, .. } => reference.clone(),
         Source::Recipe { recipe, step } => format!("step {step} of recipe {recipe}"),
         Source::Sandbox { id, .. } => format!("sandbox {id}"),
-    }
-}
-
-fn no_config() -> ImageConfig {
-    ImageConfig {
-        env: Vec::new(),
-        working_dir: None,
-        user: None,
-        entrypoint: Vec::new(),
-        cmd: Vec::new(),
-        labels: Default::default(),
-        architecture: String::new(),
     }
 }
 

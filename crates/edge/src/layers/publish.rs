@@ -91,7 +91,16 @@ impl<'a> Session<'a> {
             .map(Arc::new)
             .map_err(|e| store_failed(&e))?;
         let publish = runtime.block_on(Publish::begin(Arc::clone(&lease))).map_err(|e| store_failed(&e))?;
-        Ok(Self { layers, lease, publish, runtime, work, built: Vec::new(), indexes_sent: 0, blobs: HashMap::new() })
+        Ok(Self {
+            layers,
+            lease,
+            publish,
+            runtime,
+            work,
+            built: Vec::new(),
+            indexes_sent: 0,
+            blobs: HashMap::new(),
+        })
     }
 
     /// Gives the lease back; one that cannot be given back runs out.
@@ -99,7 +108,10 @@ impl<'a> Session<'a> {
         let Self { lease, publish, runtime, .. } = self;
         drop(publish);
         if let Some(Err(error)) = Arc::into_inner(lease).map(|lease| runtime.block_on(lease.release())) {
-            tracing::warn!(error = &error as &dyn std::error::Error, "a publisher's lease was not given back");
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "a publisher's lease was not given back"
+            );
         }
     }
 

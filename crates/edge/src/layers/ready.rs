@@ -1,8 +1,15 @@
-//! From a layer's id to what can be mounted: its metadata in a file here, its blobs behind paths.
+//! From a layer's id to what can be mounted: its metadata in a file here, its blobs behind paths; and back.
+//!
+//! ```text
+//! wanted ──► prepare ──► ready ──► wanted again: device gone, or blobs complete by now? renew
+//!              ▲           │
+//!              └─ forget ◄─┴─ nobody uses it
+//! ```
+//!
+//! All of it goes on under the lock of the layer's slot, so that it cannot be taken away from under whoever wants it.
 
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dsec_backend::container::Layer;
 use dsec_fill::trace::Trace;
@@ -10,48 +17,119 @@ use dsec_image::layer::{BlobId, LayerId, Manifest};
 use dsec_proto::rest::ApiError;
 
 use super::Layers;
+use super::meta::Note;
 use crate::error::{internal, store_failed};
 
 /// When the first reads of a layer are taken for its trace: a run's start is over, its work is not yet.
 const TRACE_AFTER: Duration = Duration::from_secs(20);
+/// How often a layer that reads through the device is looked at whether it still has to.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// A layer that can be mounted.
 pub(super) struct Ready {
-    pub(super) manifest: Manifest,
+    pub(super) manifest: Arc<Manifest>,
     pub(super) layer: Layer,
+    /// Blobs that are read through the device, since they were not complete.
+    partial: Vec<BlobId>,
+    /// The device.
+    generation: u64,
+    looked: Instant,
+}
+
+impl Ready {
+    /// Whether what was found out about it still holds.
+    fn holds(&self, generation: u64, age: Duration) -> bool {
+        self.partial.is_empty() || (self.generation == generation && self.looked.elapsed() < age)
+    }
 }
 
 impl Layers {
-    fn metadata_path(&self, id: &LayerId) -> PathBuf {
-        self.dir.join("meta").join(format!("{id}.erofs"))
+    /// A layer that can be mounted. Whoever calls this uses it already, or it may be taken away again at any moment.
+    ///
+    /// # Errors
+    /// It cannot be had from the store, or its content not be served.
+    pub(super) async fn ready(self: &Arc<Self>, id: LayerId) -> Result<Arc<Ready>, ApiError> {
+        self.ready_as_of(id, LOOK_EVERY).await
+    }
+
+    /// The same, as it was found to be at most so long ago.
+    pub(super) async fn ready_as_of(
+        self: &Arc<Self>,
+        id: LayerId,
+        age: Duration,
+    ) -> Result<Arc<Ready>, ApiError> {
+        let slot = self.slot(&id);
+        let mut here = slot.lock().await;
+        let ready = match &*here {
+            Some(ready) if ready.holds(self.content.generation(), age) => return Ok(Arc::clone(ready)),
+            Some(ready) => self.renew(id, ready).await?,
+            None => self.prepare(id).await?,
+        };
+        Ok(Arc::clone(here.insert(Arc::new(ready))))
     }
 
     /// Holds the layer in the store, brings its metadata here and opens its blobs.
-    pub(super) async fn prepare(self: &Arc<Self>, id: LayerId) -> Result<Arc<Ready>, ApiError> {
+    async fn prepare(self: &Arc<Self>, id: LayerId) -> Result<Ready, ApiError> {
         let manifest = self.lease.use_layer(&id).await.map_err(|e| store_failed(&e))?;
-        let image = self.metadata_path(&id);
+        if self.meta.noted(&id).is_none() {
+            self.note(id, &manifest, true).await?;
+        }
+        let image = self.meta.image(&id);
         if !image.exists() {
             let bytes = self.store.metadata(&manifest.metadata.id).await.map_err(|e| store_failed(&e))?;
-            let target = image.clone();
-            tokio::task::spawn_blocking(move || write_whole(&target, &bytes))
-                .await
-                .map_err(|e| internal("writing a layer's metadata broke off", &e))?
-                .map_err(|e| internal("a layer's metadata cannot be kept", &e))?;
+            let layers = Arc::clone(self);
+            on_disk(move || layers.meta.keep(&id, &bytes)).await?;
         }
+        let ready = self.open_blobs(id, Arc::new(manifest)).await?;
+        self.note(id, &ready.manifest, !ready.partial.is_empty()).await?;
+        self.warm_soon(&ready);
+        Ok(ready)
+    }
+
+    /// Looks again where the layer's blobs are to be read. What is mounted already stays as it is for those who have it.
+    async fn renew(self: &Arc<Self>, id: LayerId, old: &Ready) -> Result<Ready, ApiError> {
+        let ready = self.open_blobs(id, Arc::clone(&old.manifest)).await?;
+        if ready.generation != old.generation || ready.layer != old.layer {
+            self.backend.forget_layer(&ready.layer.image);
+            self.note(id, &ready.manifest, !ready.partial.is_empty()).await?;
+        }
+        if ready.generation != old.generation {
+            self.warm_soon(&ready);
+        }
+        Ok(ready)
+    }
+
+    async fn open_blobs(&self, id: LayerId, manifest: Arc<Manifest>) -> Result<Ready, ApiError> {
+        // Before the blobs: should the device go meanwhile, it is noticed the next time.
+        let generation = self.content.generation();
         let mut devices = Vec::with_capacity(manifest.blobs.len());
         let mut partial = Vec::new();
         for blob in &manifest.blobs {
-            let opened = self.content.open(blob.id).await.map_err(|e| content_failed(&e))?;
+            let opened = self.blobs.open(blob.id, id).await.map_err(|e| content_failed(&e))?;
             if !opened.direct {
                 partial.push(blob.id);
             }
             devices.push(opened.path);
         }
-        if !partial.is_empty() {
-            let layers = Arc::clone(self);
-            tokio::spawn(async move { layers.warm(partial).await });
+        let layer = Layer { image: self.meta.image(&id), devices };
+        Ok(Ready { manifest, layer, partial, generation, looked: Instant::now() })
+    }
+
+    async fn note(
+        self: &Arc<Self>,
+        id: LayerId,
+        manifest: &Manifest,
+        is_partial: bool,
+    ) -> Result<(), ApiError> {
+        let (layers, note) = (Arc::clone(self), Note { manifest: manifest.clone(), is_partial });
+        on_disk(move || layers.meta.note(&id, &note)).await
+    }
+
+    fn warm_soon(self: &Arc<Self>, ready: &Ready) {
+        if !ready.partial.is_empty() {
+            let (layers, blobs) = (Arc::clone(self), ready.partial.clone());
+            tokio::spawn(async move { layers.warm(blobs).await });
         }
-        Ok(Arc::new(Ready { manifest, layer: Layer { image, devices } }))
     }
 
     /// Prefetches along what earlier runs read first, then takes what this one reads into it.
@@ -71,7 +149,7 @@ impl Layers {
         }
     }
 
-    async fn known_trace(&self, blob: &BlobId) -> Option<Trace> {
+    pub(super) async fn known_trace(&self, blob: &BlobId) -> Option<Trace> {
         match self.store.trace(blob).await {
             Ok(bytes) => bytes.and_then(|bytes| Trace::decode(&bytes).ok()),
             Err(error) => {
@@ -91,41 +169,37 @@ impl Layers {
         self.store.put_trace(blob, all.encode().into()).await.map_err(|e| store_failed(&e))
     }
 
-    /// Takes back what [`Self::prepare`] did, here or in an edge before. Nobody uses the layer.
-    pub(super) async fn forget(&self, id: &LayerId, ready: Option<Arc<Ready>>) {
-        let image = self.metadata_path(id);
-        self.backend.forget_layer(&image);
-        if let Some(ready) = ready {
-            self.close_blobs(&ready).await;
-        }
-        let _ = std::fs::remove_file(&image);
-        if let Err(error) = self.lease.release_layer(id).await {
-            tracing::warn!(layer = %id, error = &error as &dyn std::error::Error, "a layer stays held");
-        }
-    }
-
-    async fn close_blobs(&self, ready: &Ready) {
-        let still_used: Vec<BlobId> = {
-            let entries = self.entries();
-            let others = entries.values().filter_map(|entry| entry.slot.get());
-            others.flat_map(|other| other.manifest.blobs.iter().map(|blob| blob.id)).collect()
-        };
-        for blob in ready.manifest.blobs.iter().filter(|blob| !still_used.contains(&blob.id)) {
-            if let Err(error) = self.content.close(blob.id).await {
-                tracing::warn!(blob = %blob.id, error = &error as &dyn std::error::Error, "a blob stays open");
+    /// Lets go of a layer unless somebody uses it, here or in an edge before: of its mount, its content, its files and its
+    /// hold in the store. Whoever wants it meanwhile waits and finds nothing of it.
+    pub(super) async fn let_go(&self, id: &LayerId) {
+        let slot = self.slot(id);
+        let mut here = slot.lock().await;
+        if self.is_unused(id) {
+            *here = None;
+            self.forget(id).await;
+            if let Err(error) = self.lease.release_layer(id).await {
+                tracing::warn!(layer = %id, error = &error as &dyn std::error::Error, "a layer stays held");
             }
         }
+        drop(here);
+        self.drop_slot(id, &slot);
+    }
+
+    /// Takes away what is on this node of a layer that nobody uses.
+    pub(super) async fn forget(&self, id: &LayerId) {
+        self.backend.forget_layer(&self.meta.image(id));
+        for blob in self.meta.noted(id).into_iter().flat_map(|note| note.manifest.blobs) {
+            self.blobs.close(blob.id, *id).await;
+        }
+        self.meta.remove(id);
     }
 }
 
-/// Beside it first, so that a file under its name is whole.
-fn write_whole(target: &std::path::Path, bytes: &[u8]) -> std::io::Result<()> {
-    let dir = target.parent().unwrap_or(target);
-    let mut draft = tempfile::NamedTempFile::new_in(dir)?;
-    std::io::Write::write_all(&mut draft, bytes)?;
-    draft.as_file().sync_data()?;
-    draft.persist(target)?;
-    Ok(())
+async fn on_disk(work: impl FnOnce() -> std::io::Result<()> + Send + 'static) -> Result<(), ApiError> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|e| internal("writing a layer's metadata broke off", &e))?
+        .map_err(|e| internal("a layer's metadata cannot be kept", &e))
 }
 
 /// What the fill worker refuses, as a caller is told.

@@ -4,7 +4,9 @@
 
 mod execs;
 mod files;
+mod filler;
 mod images;
+mod layers;
 mod ports;
 mod refused;
 mod restart;

@@ -134,6 +134,14 @@ impl CachedBlob {
         self.filled.count()
     }
 
+    /// Bytes of the groups that are here and checked.
+    pub fn here_bytes(&self) -> u64 {
+        let groups = self.index.groups().len() as u64;
+        let last = groups.checked_sub(1).filter(|last| self.has(*last));
+        let short = last.map_or(0, |last| GROUP_SIZE - self.index.plain_len(last));
+        self.groups_here() * GROUP_SIZE - short
+    }
+
     /// Whether every group is here and checked.
     pub fn is_complete(&self) -> bool {
         self.groups_here() == self.index.groups().len() as u64

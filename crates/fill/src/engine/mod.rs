@@ -309,11 +309,26 @@ impl Engine {
     pub async fn prefetch(self: &Arc<Self>, blob: &Arc<Blob>, order: &[u32]) -> Prefetched {
         let groups = blob.cached.index().groups().len() as u64;
         let following = Prefetching::begin(&blob.recorder, order, groups);
+        self.bring_ahead(blob, order, || following.disagrees()).await
+    }
+
+    /// Brings a blob's groups in, in this order, whatever the readers want. May be dropped and begun anew.
+    pub async fn warm(self: &Arc<Self>, blob: &Arc<Blob>, order: &[u32]) -> Prefetched {
+        self.bring_ahead(blob, order, || false).await
+    }
+
+    async fn bring_ahead(
+        self: &Arc<Self>,
+        blob: &Arc<Blob>,
+        order: &[u32],
+        stop: impl Fn() -> bool,
+    ) -> Prefetched {
+        let groups = blob.cached.index().groups().len() as u64;
         let mut under_way = tokio::task::JoinSet::new();
         let mut rest = order;
         while let [first, ..] = rest {
-            if following.disagrees() {
-                return Prefetched { left: rest.len(), disagreed: true };
+            if stop() {
+                return Prefetched { left: rest.len(), disagreed: true, failed: None };
             }
             let alike = rest.windows(2).take_while(|pair| pair[0] + 1 == pair[1]).count();
             let (run, others) = rest.split_at((alike + 1).min(self.limits.run_groups));
@@ -335,25 +350,27 @@ impl Engine {
             let waiting = self.begin(blob, first..first + run.len() as u64, Class::Ahead, Some(share));
             let blob = blob.clone();
             under_way.spawn(async move {
-                // How it ended, a reader that needs it will be told.
                 let each =
-                    waiting.into_iter().flatten().map(|waiting| async { drop(wait(&blob, waiting).await) });
-                join_all(each).await;
+                    waiting.into_iter().flatten().map(|waiting| async { wait(&blob, waiting).await.err() });
+                let failed = join_all(each).await.into_iter().flatten().next();
                 drop(turn);
+                failed
             });
         }
-        under_way.join_all().await;
-        Prefetched { left: rest.len(), disagreed: false }
+        let failed = under_way.join_all().await.into_iter().flatten().next();
+        Prefetched { left: rest.len(), disagreed: false, failed }
     }
 }
 
 /// How prefetching ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Prefetched {
     /// Groups of the order that were not begun.
     pub left: usize,
     /// It stopped because the readers wanted others.
     pub disagreed: bool,
+    /// Why a group did not come; a reader that needs it is told so too.
+    pub failed: Option<FillError>,
 }
 
 async fn wait(blob: &Blob, mut waiting: Waiting) -> flight::Outcome {

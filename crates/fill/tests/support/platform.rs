@@ -18,7 +18,7 @@ use tempfile::TempDir;
 
 use super::{Made, Random};
 
-const LIMIT: Duration = Duration::from_secs(30);
+pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
 /// A running holder.
 pub(crate) struct Platform {

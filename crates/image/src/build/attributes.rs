@@ -89,7 +89,11 @@ fn capability(value: &[u8]) -> Option<Cow<'_, [u8]>> {
     match u32::from_le_bytes(*root) {
         0 => {
             // The lowest bit of the flags says that the capabilities take effect by themselves.
-            Some([[rest[0], REVISION_2[1], REVISION_2[2], REVISION_2[3]].as_slice(), &rest[4..]].concat().into())
+            Some(
+                [[rest[0], REVISION_2[1], REVISION_2[2], REVISION_2[3]].as_slice(), &rest[4..]]
+                    .concat()
+                    .into(),
+            )
         }
         1..IDS => Some(value.into()),
         _ => None,

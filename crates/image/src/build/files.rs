@@ -72,7 +72,9 @@ impl FileIndex {
                     })
                 })
                 .collect();
-            joined.files.extend(index.files.iter().map(|entry| Entry { blob: own[entry.blob as usize], ..*entry }));
+            joined
+                .files
+                .extend(index.files.iter().map(|entry| Entry { blob: own[entry.blob as usize], ..*entry }));
         }
         // Stable, so that the first index stays first.
         joined.files.sort_by_key(|entry| (entry.hash, entry.size));

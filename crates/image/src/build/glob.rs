@@ -94,7 +94,9 @@ fn parse(text: &[u8]) -> Result<Glob, &'static str> {
     for part in text.split(|byte| *byte == b'/') {
         match part {
             b"" => return Err("it has two slashes with nothing between them"),
-            b"." | b".." => return Err("it has a part `.` or `..`; paths are matched from the root, without them"),
+            b"." | b".." => {
+                return Err("it has a part `.` or `..`; paths are matched from the root, without them");
+            }
             b"**" if parts.last() == Some(&Part::Directories) => {}
             b"**" => parts.push(Part::Directories),
             part => parts.push(Part::parse(part)?),

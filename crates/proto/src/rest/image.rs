@@ -45,6 +45,9 @@ pub struct Image {
     /// Ids of the sandboxes that use it now.
     #[serde(default)]
     pub used_by: Vec<String>,
+    /// Its content on the node that answers. Lists leave it out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content: Option<super::LayerContent>,
 }
 
 /// The images of a node, by name.

@@ -47,6 +47,12 @@ pub struct NodeUsage {
     pub memory_available_mib: u64,
     /// Disk free for writable layers, MiB.
     pub disk_free_mib: u64,
+    /// Content of layers on the node's disk, bytes.
+    #[serde(default)]
+    pub content_cache_bytes: u64,
+    /// What was done for content.
+    #[serde(default)]
+    pub content: super::ContentCounts,
 }
 
 /// A node.

@@ -99,6 +99,9 @@ pub struct SandboxLayer {
     pub name: String,
     /// The layer's id, which does not change when the name moves.
     pub id: String,
+    /// Its content on the node, which all sandboxes there share. Given when `content=true` is asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content: Option<super::LayerContent>,
 }
 
 /// The limits in force, as the record shows them.

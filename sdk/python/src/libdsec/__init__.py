@@ -11,6 +11,7 @@ from ._files import Files, Watch
 from ._images import Images
 from ._ports import PortStream
 from ._records import (
+    BlobTrace,
     Capacity,
     EndReason,
     ExecInfo,
@@ -26,6 +27,7 @@ from ._records import (
     NodeStatus,
     NodeUsage,
     OomKill,
+    PrefetchProgress,
     SandboxInfo,
     SandboxLayer,
     SandboxLimits,
@@ -58,6 +60,7 @@ from .errors import (
 
 __all__ = [
     "AlreadyExists",
+    "BlobTrace",
     "Capacity",
     "ClientNotOpen",
     "CommandFailed",
@@ -90,6 +93,7 @@ __all__ = [
     "OomKill",
     "PermissionDenied",
     "PortStream",
+    "PrefetchProgress",
     "Process",
     "RequestTimeout",
     "ResourceExhausted",

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from ._bodies import Body, Data
-from ._records import ImageInfo, ImportProgress
+from ._records import BlobTrace, ImageInfo, ImportProgress, PrefetchProgress
 from ._transport import Retry, Transport, segment
 from .errors import ConnectionFailed, NotFound, UnexpectedAnswer, error_of_body
 
 #: Called as an import goes on.
 OnProgress = Callable[[ImportProgress], "Awaitable[None] | None"]
+#: Called as a prefetch goes on.
+OnPrefetch = Callable[[PrefetchProgress], "Awaitable[None] | None"]
 
 
 class Images:
@@ -23,6 +25,8 @@ class Images:
     def __init__(self, transport: Transport, path: str = "/v1/images") -> None:
         self._transport = transport
         self._path = path
+        # What is done beyond names has one path for all kinds.
+        self._layers = "/v1/layers/base" if path == "/v1/images" else path
 
     async def list(self) -> tuple[ImageInfo, ...]:
         """All of them, by name."""
@@ -58,8 +62,6 @@ class Images:
         else:
             body = Body.of(source)
         query = {"source": description}
-        last: dict[str, Any] = {}
-        rest = b""
         async with self._transport.stream(
             "PUT",
             f"{self._path}/{segment(name)}",
@@ -68,12 +70,9 @@ class Images:
             headers={**body.headers, "content-type": "application/octet-stream"},
             idle=timeout,
         ) as answer:
-            async for chunk in answer.aiter_raw():
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in filter(None, lines):
-                    last = await self._event(line, on_progress)
-            if rest.strip():
-                last = await self._event(rest, on_progress)
+            last = await _last(
+                answer, lambda event: ImportProgress(event["files"], event["bytes"]), on_progress
+            )
         match last.get("event"):
             case "done":
                 return ImageInfo.of(last["image"])
@@ -85,16 +84,52 @@ class Images:
             maybe_sent=True,
         )
 
-    async def _event(self, line: bytes, on_progress: OnProgress | None) -> dict[str, Any]:
-        try:
-            event: dict[str, Any] = json.loads(line)
-        except ValueError:
-            raise UnexpectedAnswer(f"the import answered {line[:100]!r}") from None
-        if event.get("event") == "progress" and on_progress is not None:
-            done = on_progress(ImportProgress(event["files"], event["bytes"]))
-            if inspect.isawaitable(done):
-                await done
-        return event
+    async def prefetch(
+        self,
+        name: str,
+        *,
+        trace: bool = False,
+        on_progress: OnPrefetch | None = None,
+        timeout: float = 600.0,
+    ) -> None:
+        """Brings its content to the node before anything runs.
+
+        With `trace` only what runs were seen to begin with. `timeout` limits each wait without progress.
+        :class:`Unavailable` when some of it does not come.
+        """
+        async with self._transport.stream(
+            "POST",
+            f"{self._layers}/{segment(name)}/prefetch",
+            content=json.dumps({"what": "trace" if trace else "all"}).encode(),
+            headers={"content-type": "application/json"},
+            idle=timeout,
+        ) as answer:
+            last = await _last(
+                answer,
+                lambda event: PrefetchProgress(event["wanted_bytes"], event["left_bytes"]),
+                on_progress,
+            )
+        match last.get("event"):
+            case "done":
+                return
+            case "error":
+                raise error_of_body(last["error"])
+        raise ConnectionFailed(
+            f"the prefetch of {name} ended without saying how it went",
+            hint="what came stays; try again",
+            maybe_sent=True,
+        )
+
+    async def tag(self, name: str, tag: str) -> ImageInfo:
+        """Puts a tag on the version that `name` means, wherever the tag was before."""
+        path = f"{self._layers}/{segment(name)}/tags/{segment(tag)}"
+        return ImageInfo.of(await self._transport.json("PUT", path, retry=Retry.SAFE))
+
+    async def trace(self, name: str) -> tuple[BlobTrace, ...]:
+        """What first runs read of it, which later ones find prefetched."""
+        path = f"{self._layers}/{segment(name)}/trace"
+        data = await self._transport.json("GET", path, retry=Retry.SAFE)
+        return tuple(BlobTrace.of(blob) for blob in data["blobs"])
 
     async def remove(self, name: str) -> None:
         """Removes one; :class:`Conflict` while sandboxes use it."""
@@ -111,3 +146,30 @@ class Images:
         except NotFound:
             return False
         return True
+
+
+async def _last(
+    answer: Any, progress: Callable[[dict[str, Any]], Any], told: Callable[[Any], Any] | None
+) -> dict[str, Any]:
+    """Reads events, a line of JSON each, tells of those that are progress, and gives the last."""
+    last: dict[str, Any] = {}
+    rest = b""
+
+    async def take(line: bytes) -> dict[str, Any]:
+        try:
+            event: dict[str, Any] = json.loads(line)
+        except ValueError:
+            raise UnexpectedAnswer(f"the platform answered {line[:100]!r}") from None
+        if event.get("event") == "progress" and told is not None:
+            done = told(progress(event))
+            if inspect.isawaitable(done):
+                await done
+        return event
+
+    async for chunk in answer.aiter_raw():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in filter(None, lines):
+            last = await take(line)
+    if rest.strip():
+        last = await take(rest)
+    return last

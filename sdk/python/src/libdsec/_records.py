@@ -460,6 +460,36 @@ class ImageInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class BlobTrace:
+    """What first runs read of a blob."""
+
+    id: str
+    size_bytes: int = 0
+    #: Runs that were recorded, and when the last was, in Unix milliseconds.
+    runs: int = 0
+    recorded_ms: int | None = None
+    #: Bytes that are brought in when a run begins.
+    traced_bytes: int = 0
+    #: The groups of 256 KiB that they are, in the order in which they are wanted.
+    groups: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, data: Json) -> BlobTrace:
+        """From the API's JSON."""
+        trace: BlobTrace = _flat(cls, {**data, "groups": tuple(data.get("groups") or ())})
+        return trace
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchProgress:
+    """How far a prefetch is."""
+
+    #: Bytes that are wanted, and those that are not on the node yet.
+    wanted_bytes: int
+    left_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ImportProgress:
     """How far an import is."""
 

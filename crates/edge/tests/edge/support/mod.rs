@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use dsec_backend::container::{ContainerSpec, Probe};
+use dsec_backend::container::{ContainerSpec, Layer, Probe};
 use dsec_backend::{
     Anchor, BackendError, ExecCgroup, Instance, OomReport, Phase, Quiesce, RawUsage, Snapshot, SnapshotError,
 };
@@ -57,6 +57,9 @@ pub struct Host {
     pub launch_gate: Gate,
     pub fail_launch: AtomicBool,
     pub forgotten: Mutex<Vec<PathBuf>>,
+    /// The layers of each launch.
+    pub layers: Mutex<Vec<Vec<Layer>>>,
+    pub content: content::State,
     pub swept: Mutex<Vec<String>>,
     pub cleaned: Mutex<Vec<String>>,
     pub down: AtomicBool,
@@ -109,6 +112,7 @@ impl Launch for Backend {
             spec.layers.iter().all(|layer| layer.image.exists()),
             "a layer went between lookup and mount"
         );
+        host.layers.lock().unwrap().push(spec.layers.clone());
         let guest = FakeGuest::start(&host.dir, &spec.name);
         host.guests.lock().unwrap().insert(spec.name.clone(), Arc::clone(&guest));
         let instance =
@@ -264,7 +268,7 @@ impl World {
     /// Starts an edge on this world's state. Blocks until it serves.
     pub fn edge(&self) -> Edge {
         let (config, host) = (self.config(), Arc::clone(&self.host));
-        let content = Arc::new(FakeContent::new(&host.dir.join("content")));
+        let content = Arc::new(FakeContent::new(Arc::clone(&host)));
         let started = std::thread::spawn(move || {
             let runtime =
                 tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();

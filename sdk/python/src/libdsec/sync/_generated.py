@@ -15,8 +15,9 @@ from .._args import DSecContainerRunArgs
 from .._bodies import Data
 from .._commands import StreamName
 from .._files import LocalPath, RemotePath
-from .._images import OnProgress
+from .._images import OnPrefetch, OnProgress
 from .._records import (
+    BlobTrace,
     ExecInfo,
     ExecResult,
     FileEvent,
@@ -316,6 +317,24 @@ class Images:
                 name, source, description=description, on_progress=on_progress, timeout=timeout
             )
         )
+
+    def prefetch(
+        self, name: str, *, trace: bool = False, on_progress: OnPrefetch | None = None, timeout: float = 600.0
+    ) -> None:
+        """Brings its content to the node before anything runs.
+
+        With `trace` only what runs were seen to begin with. `timeout` limits each wait without progress.
+        :class:`Unavailable` when some of it does not come.
+        """
+        self._portal.call(self._inner.prefetch(name, trace=trace, on_progress=on_progress, timeout=timeout))
+
+    def tag(self, name: str, tag: str) -> ImageInfo:
+        """Puts a tag on the version that `name` means, wherever the tag was before."""
+        return self._portal.call(self._inner.tag(name, tag))
+
+    def trace(self, name: str) -> tuple[BlobTrace, ...]:
+        """What first runs read of it, which later ones find prefetched."""
+        return self._portal.call(self._inner.trace(name))
 
     def remove(self, name: str) -> None:
         """Removes one; :class:`Conflict` while sandboxes use it."""

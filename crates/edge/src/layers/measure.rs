@@ -1,0 +1,82 @@
+//! What was done for the content of layers, and what of it is here.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use dsec_fill::engine::Counts;
+use dsec_fill::protocol::BlobStats;
+use dsec_image::layer::{BlobId, LayerId, Manifest};
+use dsec_proto::rest::{BlobContent, ContentCounts, LayerContent};
+
+use super::Layers;
+
+/// How long a look waits for a worker that is being replaced: what is asked for beside it is wanted at once.
+const LOOK_MAX: Duration = Duration::from_secs(1);
+
+impl Layers {
+    /// The content of these layers, as far as the fill worker answers.
+    pub async fn contents(&self, ids: &[LayerId]) -> HashMap<LayerId, LayerContent> {
+        let mut manifests = Vec::with_capacity(ids.len());
+        for id in ids {
+            if let Ok(manifest) = self.manifest(id).await {
+                manifests.push((*id, manifest));
+            }
+        }
+        let mut blobs: Vec<BlobId> =
+            manifests.iter().flat_map(|(_, manifest)| manifest.blobs.iter().map(|blob| blob.id)).collect();
+        blobs.sort_unstable();
+        blobs.dedup();
+        let Ok(Ok(stats)) = tokio::time::timeout(LOOK_MAX, self.content.look(blobs)).await else {
+            return HashMap::new();
+        };
+        let known: HashMap<BlobId, BlobStats> =
+            stats.blobs.into_iter().map(|stats| (stats.blob, stats)).collect();
+        manifests.into_iter().map(|(id, manifest)| (id, content(&manifest, &known))).collect()
+    }
+
+    /// What was done for all content of this node, and the bytes of it that are here.
+    pub async fn content_of_node(&self) -> Option<(u64, ContentCounts)> {
+        let stats = tokio::time::timeout(LOOK_MAX, self.content.stats()).await.ok()?.ok()?;
+        let mut all = ContentCounts::default();
+        stats.blobs.iter().for_each(|blob| add(&mut all, &counts(&blob.counts)));
+        Some((stats.used_bytes, all))
+    }
+}
+
+fn content(manifest: &Manifest, known: &HashMap<BlobId, BlobStats>) -> LayerContent {
+    let mut content = LayerContent::default();
+    for blob in &manifest.blobs {
+        let known = known.get(&blob.id);
+        let one = BlobContent {
+            id: blob.id.to_string(),
+            size_bytes: blob.size,
+            here_bytes: known.map_or(0, |known| known.here_bytes),
+            counts: known.map(|known| counts(&known.counts)).unwrap_or_default(),
+        };
+        content.size_bytes += one.size_bytes;
+        content.here_bytes += one.here_bytes;
+        add(&mut content.counts, &one.counts);
+        content.blobs.push(one);
+    }
+    content
+}
+
+fn counts(counts: &Counts) -> ContentCounts {
+    ContentCounts {
+        asked_bytes: counts.asked_bytes,
+        cached_bytes: counts.cached_bytes,
+        fetched_bytes: counts.fetched_bytes,
+        fetches: counts.fetches,
+        failed_reads: counts.failed_reads,
+        waited_ms: counts.waited_us / 1000,
+    }
+}
+
+fn add(all: &mut ContentCounts, one: &ContentCounts) {
+    all.asked_bytes += one.asked_bytes;
+    all.cached_bytes += one.cached_bytes;
+    all.fetched_bytes += one.fetched_bytes;
+    all.fetches += one.fetches;
+    all.failed_reads += one.failed_reads;
+    all.waited_ms += one.waited_ms;
+}
