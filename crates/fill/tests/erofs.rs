@@ -19,7 +19,7 @@ use dsec_image::erofs::LayerTree;
 use dsec_image::layer::PackId;
 use dsec_sys::mount::{Attr, FsSetting, attach, new_mount};
 use support::platform::{Platform, Reader, block_on};
-use support::{Made, Random};
+use support::{GROUP, Made, Random};
 use tempfile::TempDir;
 
 #[derive(Default)]
@@ -41,16 +41,22 @@ struct Packed {
 
 impl Packed {
     fn new(name: &str, seed: u64) -> Self {
-        let (source, mut random) = (tempfile::tempdir().unwrap(), Random(seed));
+        let mut random = Random(seed);
         let mut files = Vec::new();
         for number in 0..60 {
             let path = Path::new(name).join(format!("{}/file-{number}", number % 7));
             // From nothing to beyond a group.
             let length = random.below(1 << (10 + number % 11));
-            let content: Vec<u8> = (0..length).map(|_| (random.next() % 50) as u8).collect();
-            std::fs::create_dir_all(source.path().join(&path).parent().unwrap()).unwrap();
-            std::fs::write(source.path().join(&path), &content).unwrap();
-            files.push((path, content));
+            files.push((path, (0..length).map(|_| (random.next() % 50) as u8).collect()));
+        }
+        Self::of(files)
+    }
+
+    fn of(files: Vec<(PathBuf, Vec<u8>)>) -> Self {
+        let source = tempfile::tempdir().unwrap();
+        for (path, content) in &files {
+            std::fs::create_dir_all(source.path().join(path).parent().unwrap()).unwrap();
+            std::fs::write(source.path().join(path), content).unwrap();
         }
         let (mut packs, work) = (Packs::default(), tempfile::tempdir().unwrap());
         let workshop = Workshop {
@@ -92,6 +98,49 @@ impl Drop for Mounted {
             assert!(done.unwrap().success());
         }
     }
+}
+
+/// EROFS takes a device that reads less than it was asked for as one that ends there, and fills up with zeros.
+#[test]
+fn a_read_through_a_layer_that_meets_a_missing_group_fails_and_is_never_zeros() {
+    /// So that what the kernel reads ahead begins anywhere in a group.
+    const STEP: usize = 17 << 12;
+    let mut random = Random(31);
+    let content: Vec<u8> = (0..4 * GROUP).map(|_| (random.next() % 50) as u8 + 1).collect();
+    let packed = Packed::of(vec![("file".into(), content)]);
+    let content = &packed.files[0].1;
+    let platform = Platform::start(&[&packed.blob], |_| {});
+    let (image, blobs) = packed.layer.encode().unwrap();
+    let metadata = platform.dir.path().join("metadata");
+    std::fs::write(&metadata, image).unwrap();
+    let device = block_on(platform.client.open(blobs[0].id)).unwrap().path;
+    // Every second group is there when the store goes.
+    for group in (0..4).step_by(2) {
+        Reader::open(&device, true).read(group * GROUP, 4096).unwrap();
+    }
+    let (packs, away) = (platform.dir.path().join("store/packs"), platform.dir.path().join("away"));
+    std::fs::rename(&packs, &away).unwrap();
+    let mounted = Mounted::new(&metadata, &[device]);
+    let path = mounted.0.path().join("file");
+    let mut failed = 0;
+    for length in [STEP, content.len()] {
+        let file = Reader::open(&path, false);
+        for start in (0..content.len()).step_by(STEP) {
+            let length = length.min(content.len() - start);
+            match file.read(start as u64, length) {
+                Ok(bytes) => {
+                    assert!(bytes == content[start..start + length], "{length} bytes from {start} on")
+                }
+                Err(error) => {
+                    assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
+                    failed += 1;
+                }
+            }
+        }
+    }
+    assert!(failed > 2 * 6, "{failed} reads failed, and half of the groups are missing");
+    std::fs::rename(&away, &packs).unwrap();
+    assert!(mounted.read(Path::new("file"), content.len()) == *content, "what failed once fails no more");
 }
 
 #[test]

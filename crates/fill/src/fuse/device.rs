@@ -78,7 +78,7 @@ impl Device {
                 Ok(blob) => Answer::Body(node_of(&blob).attr_out()),
                 Err(errno) => Answer::Error(errno),
             },
-            FUSE_OPEN => Answer::Body(open_out(FOPEN_KEEP_CACHE | FOPEN_NOFLUSH)),
+            FUSE_OPEN => Answer::Body(open_out(FOPEN_DIRECT_IO | FOPEN_NOFLUSH)),
             FUSE_OPENDIR => Answer::Body(open_out(0)),
             FUSE_READDIR => self.list(request),
             FUSE_STATFS => {

@@ -11,6 +11,9 @@
 //! - An answer must be written through the descriptor that its request came from.
 //! - A process that is killed while the kernel copies from or to its memory fails the request if a page is not there. So
 //!   buffers are written to before the kernel sees them, and file content is answered from memory, never from a mapping.
+//! - A read through the page cache that meets an error half-way returns what it has, and the EROFS of some kernels fills
+//!   the rest with zeros. So files are read past it (`FOPEN_DIRECT_IO`): a read is one request, which is answered whole or
+//!   fails, and content is in memory once, in the pages of EROFS.
 //! - Everything the kernel remembers of us (node numbers, no file handles) means the same to every worker: see
 //!   [`crate::cache::number_of`].
 //!

@@ -32,7 +32,7 @@ pub(super) const FUSE_EXPLICIT_INVAL_DATA: u64 = 1 << 25;
 pub(super) const FUSE_INIT_EXT: u64 = 1 << 30;
 pub(super) const FUSE_HAS_RESEND: u64 = 1 << 39;
 
-pub(super) const FOPEN_KEEP_CACHE: u32 = 1 << 1;
+pub(super) const FOPEN_DIRECT_IO: u32 = 1 << 0;
 pub(super) const FOPEN_NOFLUSH: u32 = 1 << 5;
 
 /// Smallest buffer the kernel lets a request be read into.
