@@ -141,7 +141,10 @@ impl Merge {
             };
             for (name, id) in entries {
                 if let Some(below) = self.entry(&mut upper, to, name, *id)? {
-                    upper.parents.entry(below).or_insert(to);
+                    // A symlink may lead to the root, which has none.
+                    if below != self.out.tree.root() {
+                        upper.parents.entry(below).or_insert(to);
+                    }
                     todo.push((*id, below));
                 }
             }

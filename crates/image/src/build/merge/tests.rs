@@ -151,6 +151,16 @@ fn an_implied_directory_changes_nothing_but_what_is_in_it() {
 }
 
 #[test]
+fn symlinks_to_the_root_and_round_in_circles_end() {
+    let a = layer("a", &["a@/"]);
+    let b = layer("b", &["?a", "?a/a", "a/a/x=1"]);
+    assert_eq!(merged(Hidden::Drop, &[&a, &b]), ["a@/", "x=b1#1"]);
+    let a = layer("a", &["d", "d/s@.."]);
+    let b = layer("b", &["?d", "?d/s", "?d/s/d", "?d/s/d/s", "d/s/d/s/y=2"]);
+    assert_eq!(merged(Hidden::Drop, &[&a, &b]), ["d", "d/s@..", "y=b2#1"]);
+}
+
+#[test]
 fn renamed_directories_are_filled_with_what_is_below() {
     let a = layer("a", &["old", "old/x=1", "old/y=2", "old/sub", "old/sub/z=3", "other", "other/w=4"]);
     let b = layer(
