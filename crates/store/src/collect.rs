@@ -25,22 +25,22 @@
 //! lease counts for twice its time, are the only uses of clocks. Collectors need not know of each other: each removes only under
 //! its own list.
 //!
-//! **Fail closed.** If anything that is marked from cannot be read, the collection ends with that error and removes nothing more.
+//! **Fail closed.** If anything that is marked from cannot be read, the collection ends with that error and removes nothing more. A list that
+//! cannot be read names everything, for two hours.
 
 use std::collections::HashSet;
 use std::time::Duration;
 
 use dsec_image::layer::{BlobId, LayerId};
 use futures_util::{StreamExt as _, TryStreamExt as _};
-use object_store::PutMode;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use crate::error::StoreError;
-use crate::lease::Leases;
+use crate::lease::{Brief, Leases, read_brief};
 use crate::mark::{Marks, Tier};
 use crate::store::{Found, Store, json, random};
-use crate::{key, names};
+use crate::{key, lease, names};
 
 /// Objects in one list: a wait for it stays short, and the marking before each is done once for many.
 const LIST_MAX: usize = 1000;
@@ -95,28 +95,29 @@ pub(crate) async fn is_condemned(store: &Store, key: &str) -> Result<bool, Store
     }
     let now_ms = store.now_ms().await?;
     for object in lists {
-        if let Some(list) = read_list(store, &object).await?
-            && !list.is_void(&object, now_ms)
-            && list.keys.iter().any(|listed| listed == key)
-        {
+        let list = read_brief::<List>(store, &object, "a collection's list").await?;
+        if !list.is_void(&object, now_ms) && list.may_name(key) {
             return Ok(true);
         }
     }
     Ok(false)
 }
 
-impl List {
+impl Brief<List> {
     fn is_void(&self, object: &Found, now_ms: i64) -> bool {
-        now_ms.saturating_sub(object.modified_ms) > 2 * self.time_ms as i64
+        let counts_ms = match self {
+            Self::Gone => return true,
+            Self::Unreadable => lease::UNREADABLE_MAX.as_millis() as i64,
+            Self::Read(list) => (list.time_ms as i64).saturating_mul(2),
+        };
+        now_ms.saturating_sub(object.modified_ms) > counts_ms
     }
-}
 
-async fn read_list(store: &Store, object: &Found) -> Result<Option<List>, StoreError> {
-    match store.get(&object.key, "a collection's list").await {
-        Err(StoreError::NotFound { .. }) => Ok(None),
-        Err(error) => Err(error),
-        Ok(bytes) => {
-            serde_json::from_slice(&bytes).map(Some).map_err(|error| StoreError::damaged(&object.key, error))
+    fn may_name(&self, key: &str) -> bool {
+        match self {
+            Self::Gone => false,
+            Self::Unreadable => true,
+            Self::Read(list) => list.keys.iter().any(|listed| listed == key),
         }
     }
 }
@@ -161,7 +162,8 @@ impl Collector {
         let mut removed = Leases::read(&self.store).await?.remove_run_out(&self.store).await?;
         let now_ms = self.store.now_ms().await?;
         for object in self.store.list(key::COLLECT, None).await? {
-            if read_list(&self.store, &object).await?.is_some_and(|list| list.is_void(&object, now_ms)) {
+            let list = read_brief::<List>(&self.store, &object, "a collection's list").await?;
+            if list.is_void(&object, now_ms) {
                 self.store.delete(&object.key).await?;
                 removed += 1;
             }
@@ -205,7 +207,8 @@ impl Collector {
         let place = format!("{}/{}", key::COLLECT, random()?);
         let keys = candidates.iter().map(|object| object.key.clone()).collect();
         let list = List { time_ms: self.settings.list_time.as_millis() as u64, keys };
-        self.store.put_brief(&place, json(&list), PutMode::Create).await?;
+        // Unlike a lease it is not written again: publishers would wait long for one that lost its bytes.
+        self.store.put_new(&place, json(&list)).await?;
         match self.marks.live(tier).await {
             // A removal that failed may still be under way: then the list stays until it is void.
             Ok(live) => self.remove_unreferenced(tier, candidates, &live, begun, collected).await?,

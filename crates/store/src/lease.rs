@@ -6,7 +6,8 @@
 //! ```
 //!
 //! A hold is an object of its own and is never changed, so that holding more neither rewrites a list nor waits for another hold. A
-//! hold counts as long as its lease is not known to have run out; collectors give a lease twice its time.
+//! hold counts as long as its lease is not known to have run out; collectors give a lease twice its time. A lease that cannot be read
+//! counts too, for two hours: its holder may be alive, and writes it anew.
 
 use std::collections::BTreeMap;
 use std::collections::HashSet;
@@ -18,6 +19,7 @@ use dsec_image::build::FileIndex;
 use dsec_image::layer::{LayerId, Manifest};
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use object_store::PutMode;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
@@ -27,6 +29,11 @@ use crate::{collect, key};
 
 /// Renewals in the time a lease has: two may fail.
 const RENEWALS: u32 = 3;
+/// How long a lease or a list that cannot be read counts, by the store's clock: one whose host lost power may have lost its bytes.
+/// Longer than any that can be read counts after it was last written.
+pub(crate) const UNREADABLE_MAX: Duration = Duration::from_secs(2 * 3600);
+/// Longest time of a lease.
+const TTL_MAX: Duration = Duration::from_secs(UNREADABLE_MAX.as_secs() / 2);
 /// How often a collection that is about to remove what is wanted is looked at again.
 const COLLECTION_POLL: Duration = Duration::from_millis(200);
 
@@ -49,7 +56,7 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Takes a new lease for `holder`, a node or a publisher, that lives `ttl` past its last sign of life.
+    /// Takes a new lease for `holder`, a node or a publisher, that lives `ttl`, at most an hour, past its last sign of life.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -60,6 +67,7 @@ impl Lease {
             .take(64)
             .collect();
         let id = format!("{plain}-{}", random()?);
+        let ttl = ttl.min(TTL_MAX);
         let begun = Instant::now();
         let alive = json(&Alive { holder: holder.to_owned(), ttl_ms: ttl.as_millis() as u64 });
         store.put_brief(&alive_key(&id), alive.clone(), PutMode::Create).await?;
@@ -71,6 +79,7 @@ impl Lease {
     /// # Errors
     /// `LeaseLost` if it has run out.
     pub async fn adopt(store: &Store, id: &str, ttl: Duration) -> Result<Self, StoreError> {
+        let ttl = ttl.min(TTL_MAX);
         let begun = Instant::now();
         let lost = || StoreError::LeaseLost { lease: id.to_owned() };
         let all = Leases::read(store).await?;
@@ -316,18 +325,49 @@ impl Leases {
 }
 
 async fn read_one(store: &Store, object: &Found, now_ms: i64) -> Result<Option<Seen>, StoreError> {
-    let bytes = match store.get(&object.key, "a lease").await {
-        Ok(bytes) => bytes,
-        Err(StoreError::NotFound { .. }) => return Ok(None),
-        Err(error) => return Err(error),
+    let seen = match read_brief::<Alive>(store, object, "a lease").await? {
+        Brief::Gone => return Ok(None),
+        Brief::Unreadable => (holder_in(&object.key).to_owned(), UNREADABLE_MAX.as_millis() as i64),
+        Brief::Read(alive) => (alive.holder, (alive.ttl_ms as i64).saturating_mul(2)),
     };
-    let alive: Alive =
-        serde_json::from_slice(&bytes).map_err(|error| StoreError::damaged(&object.key, error))?;
-    let is_old = |modified_ms: i64| now_ms.saturating_sub(modified_ms) > 2 * alive.ttl_ms as i64;
+    let (holder, counts_ms) = seen;
+    let is_old = |modified_ms: i64| now_ms.saturating_sub(modified_ms) > counts_ms;
     // The listing may have taken long: what looks old is looked at again.
     let has_run_out = is_old(object.modified_ms)
         && store.head(&object.key).await?.is_none_or(|now| is_old(now.modified_ms));
-    Ok(Some(Seen { holder: alive.holder, has_run_out }))
+    Ok(Some(Seen { holder, has_run_out }))
+}
+
+/// Whose lease it is, as far as its key says.
+fn holder_in(key: &str) -> &str {
+    let name = key.rsplit('/').next().unwrap_or(key);
+    name.rsplit_once('-').map_or(name, |(holder, _)| holder)
+}
+
+/// What an object that was written without waiting for the disk turned out to be.
+pub(crate) enum Brief<T> {
+    Gone,
+    /// Its bytes are lost or another program's: how old it is says whether it still counts.
+    Unreadable,
+    Read(T),
+}
+
+pub(crate) async fn read_brief<T: DeserializeOwned>(
+    store: &Store,
+    object: &Found,
+    what: &str,
+) -> Result<Brief<T>, StoreError> {
+    let problem = match store.get(&object.key, what).await {
+        Err(StoreError::NotFound { .. }) => return Ok(Brief::Gone),
+        Err(StoreError::Damaged { problem, .. }) => problem,
+        Err(error) => return Err(error),
+        Ok(bytes) => match serde_json::from_slice(&bytes) {
+            Ok(read) => return Ok(Brief::Read(read)),
+            Err(error) => error.to_string(),
+        },
+    };
+    tracing::warn!(object = object.key, problem, "it cannot be read and counts until it is old");
+    Ok(Brief::Unreadable)
 }
 
 /// Who holds this key, if anybody does.

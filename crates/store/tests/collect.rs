@@ -157,6 +157,53 @@ async fn what_cannot_be_read_stops_the_collection() {
     }
 }
 
+/// As after a power cut of the store's host: the file is there, its bytes are not.
+fn empty(path: &std::path::Path, age: Duration) {
+    let file = std::fs::File::create(path).unwrap();
+    file.set_modified(std::time::SystemTime::now() - age).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_that_lost_its_bytes_counts_until_it_is_old() {
+    let (dir, store) = directory().await;
+    let sample = Sample::new(&[1]);
+    let node = lease(&store).await;
+    sample.publish(&node, Some(("a", "1"))).await.unwrap();
+    let alive = dir.path().join(format!("leases/{}.alive", node.id()));
+    let id = node.id().to_owned();
+    drop(node);
+    empty(&alive, Duration::from_secs(3600));
+    let removed = store.remove_version(KIND, &name("a"), &label("1"), &BTreeMap::new()).await;
+    assert!(matches!(removed, Err(StoreError::InUse { by, .. }) if by.contains("test")));
+    std::fs::remove_dir_all(dir.path().join("names")).unwrap();
+    assert_eq!(collect(&store).await, Collected::default(), "what it holds stays");
+    drop(Lease::adopt(&store, &id, Duration::from_secs(60)).await.unwrap());
+    assert!(alive.metadata().unwrap().len() > 0, "its holder writes it anew");
+    empty(&alive, Duration::from_secs(3 * 3600));
+    let collected = collect(&store).await;
+    assert_eq!((collected.layers, collected.packs, alive.exists()), (1, 1, false));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_that_lost_its_bytes_holds_publishers_up_until_it_is_old() {
+    let (dir, store) = directory().await;
+    let sample = Sample::new(&[1]);
+    let list = dir.path().join("collect/other");
+    std::fs::create_dir_all(list.parent().unwrap()).unwrap();
+    empty(&list, Duration::from_secs(3600));
+    assert_eq!(collect(&store).await, Collected::default(), "collecting goes on");
+    let publisher = lease(&store).await;
+    {
+        let mut publishing = std::pin::pin!(sample.publish(&publisher, Some(("a", "1"))));
+        let waited = tokio::time::timeout(Duration::from_millis(700), &mut publishing).await;
+        assert!(waited.is_err(), "it may name what is published");
+        empty(&list, Duration::from_secs(3 * 3600));
+        publishing.await.unwrap();
+    }
+    assert_eq!(collect(&store).await.leftovers, 1);
+    assert!(!list.exists());
+}
+
 const CHAOS_DIR: &str = "DSEC_STORE_CHAOS_DIR";
 const CHAOS_ROLE: &str = "DSEC_STORE_CHAOS_ROLE";
 /// How many workers are killed. More for a long run.
