@@ -9,7 +9,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::protocol::{Fetched, LINE_MAX, Request, Response, Stats};
+use crate::protocol::{BlobStats, Fetched, LINE_MAX, LOOK_MAX, Request, Response, Stats};
 use crate::trace::{Trace, TraceError};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -210,7 +210,7 @@ impl Client {
         expect!(self.call(&Request::Evict { blob }).await?, Response::Evicted { freed_bytes } => freed_bytes)
     }
 
-    /// What was done, and what is here.
+    /// What was done, and what is here, over all blobs.
     ///
     /// # Errors
     /// As [`Self::call`].
@@ -222,8 +222,13 @@ impl Client {
     ///
     /// # Errors
     /// As [`Self::call`].
-    pub async fn look(&self, blobs: Vec<BlobId>) -> Result<Stats, ClientError> {
-        expect!(self.call(&Request::Look { blobs }).await?, Response::Stats(stats) => stats)
+    pub async fn look(&self, blobs: &[BlobId]) -> Result<Vec<BlobStats>, ClientError> {
+        let mut known = Vec::new();
+        for part in blobs.chunks(LOOK_MAX) {
+            let request = Request::Look { blobs: part.to_vec() };
+            known.extend(expect!(self.call(&request).await?, Response::Looked(known) => known)?);
+        }
+        Ok(known)
     }
 
     /// Has a new worker take over.

@@ -14,7 +14,7 @@ use tokio::sync::{Notify, Semaphore};
 
 use crate::cache::{Cache, Mark, Stored};
 use crate::engine::{Blob, Engine, FillError};
-use crate::protocol::{BlobStats, CONNECTIONS_MAX, Fetched, LINE_MAX, Request, Response, Stats};
+use crate::protocol::{BlobStats, CONNECTIONS_MAX, Fetched, LINE_MAX, LOOK_MAX, Request, Response, Stats};
 use crate::source::with_causes;
 use crate::trace::Trace;
 
@@ -128,7 +128,7 @@ impl Control {
             Request::Trace { blob, restart } => self.trace(blob, restart).await,
             Request::Insert { blob, file, take } => self.insert(blob, file, take).await,
             Request::Evict { blob } => self.evict(blob).await,
-            Request::Stats => Ok(Response::Stats(self.stats(self.engine.touched()))),
+            Request::Stats => Ok(Response::Stats(self.stats())),
             Request::Look { blobs } => self.look(blobs).await,
             Request::Replace | Request::Shutdown => Ok(Response::Done),
         };
@@ -168,6 +168,7 @@ impl Control {
                 for (mark, on) in marks {
                     blob.cached().set_mark(mark, on)?;
                 }
+                engine.let_go(blob);
             }
             Ok(Response::Done)
         })
@@ -188,6 +189,7 @@ impl Control {
         tokio::spawn(async move {
             let done = engine.prefetch(&blob, &order).await;
             tracing::debug!(blob = %id, left = done.left, disagreed = done.disagreed, "prefetching ended");
+            let_go(&engine, blob).await;
             drop(place);
         });
         Ok(Response::Done)
@@ -214,6 +216,7 @@ impl Control {
             }),
             _ => None,
         };
+        let_go(&self.engine, blob).await;
         Ok(Response::Fetched(Fetched { wanted_bytes, left_bytes, is_over: ended.is_ok(), problem }))
     }
 
@@ -263,9 +266,10 @@ impl Control {
             let insert = if take { Cache::take_complete } else { Cache::insert_complete };
             insert(cache, blob, &file).map_err(io::Error::other)
         })
-        .await?;
+        .await;
         blob.cached.seal_soon();
-        Ok(Response::Inserted { complete: stored == Stored::Cached })
+        let_go(&self.engine, blob).await;
+        Ok(Response::Inserted { complete: stored? == Stored::Cached })
     }
 
     async fn evict(&self, id: BlobId) -> Result<Response, FillError> {
@@ -281,30 +285,40 @@ impl Control {
     }
 
     async fn look(&self, ids: Vec<BlobId>) -> Result<Response, FillError> {
-        let Some(first) = ids.first().copied() else { return Ok(Response::Stats(self.stats(Vec::new()))) };
+        let Some(first) = ids.first().copied() else { return Ok(Response::Looked(Vec::new())) };
+        if ids.len() > LOOK_MAX {
+            return Ok(refused(format!("{} blobs in one look; {LOOK_MAX} is the limit", ids.len())));
+        }
         let engine = self.engine.clone();
-        let known = blocking(first, move || {
-            let each = ids.into_iter().map(|id| engine.known(id).map_err(io::Error::other));
-            each.collect::<io::Result<Vec<_>>>()
-        });
-        Ok(Response::Stats(self.stats(known.await?.into_iter().flatten().collect())))
+        blocking(first, move || {
+            let known =
+                ids.into_iter().filter_map(|id| engine.known(id).map_err(io::Error::other).transpose());
+            let known: Vec<BlobStats> =
+                known.map(|blob| blob.map(|blob| stats_of(&blob))).collect::<io::Result<_>>()?;
+            Ok(Response::Looked(known))
+        })
+        .await
     }
 
-    fn stats(&self, blobs: Vec<Arc<Blob>>) -> Stats {
-        let of = |blob: Arc<Blob>| BlobStats {
-            blob: blob.cached().id(),
-            size_bytes: blob.cached().index().size(),
-            groups_here: blob.cached().groups_here(),
-            groups: blob.cached().index().groups().len() as u64,
-            here_bytes: blob.cached().here_bytes(),
-            counts: blob.counts(),
-        };
+    fn stats(&self) -> Stats {
         Stats {
             worker_pid: std::process::id(),
             used_bytes: self.engine.cache().used_bytes(),
             known_blobs: self.engine.cache().known().len() as u64,
-            blobs: blobs.into_iter().map(of).collect(),
+            counts: self.engine.counts(),
         }
+    }
+}
+
+fn stats_of(blob: &Blob) -> BlobStats {
+    let cached = blob.cached();
+    BlobStats {
+        blob: cached.id(),
+        size_bytes: cached.index().size(),
+        groups_here: cached.groups_here(),
+        groups: cached.index().groups().len() as u64,
+        here_bytes: cached.here_bytes(),
+        counts: blob.counts(),
     }
 }
 
@@ -318,6 +332,12 @@ fn prove_if_complete(blob: &Blob) -> io::Result<bool> {
         }
     }
     Ok(cached.is_complete())
+}
+
+/// Forgets a blob that nothing came of.
+async fn let_go(engine: &Arc<Engine>, blob: Arc<Blob>) {
+    let engine = engine.clone();
+    tokio::task::spawn_blocking(move || engine.let_go(blob)).await.ok();
 }
 
 fn refused(message: String) -> Response {

@@ -10,6 +10,8 @@ use crate::engine::Counts;
 
 /// Longest line: a trace of the greatest length as base64, and room.
 pub const LINE_MAX: usize = 1 << 20;
+/// Blobs in one look; what is said of them fits a line.
+pub const LOOK_MAX: usize = 1024;
 /// Connections at once; whoever comes then waits to be accepted.
 pub const CONNECTIONS_MAX: usize = 64;
 
@@ -79,11 +81,11 @@ pub enum Request {
         /// Which.
         blob: BlobId,
     },
-    /// What was done, and what is here.
+    /// What was done, and what is here, over all blobs.
     Stats,
-    /// As `stats`, of these blobs alone, as far as they are known here.
+    /// The same of each of these blobs that is known here.
     Look {
-        /// Which.
+        /// Which; at most [`LOOK_MAX`].
         blobs: Vec<BlobId>,
     },
     /// Ends this worker for a new one of the program as it is now. Readers wait, none fails.
@@ -121,8 +123,10 @@ pub enum Response {
         /// What became free.
         freed_bytes: u64,
     },
-    /// To `stats` and `look`.
+    /// To `stats`.
     Stats(Stats),
+    /// To `look`.
+    Looked(Vec<BlobStats>),
     /// It did not work.
     Error {
         /// What was asked, found, and can be done.
@@ -154,11 +158,12 @@ pub struct Stats {
     pub used_bytes: u64,
     /// Blobs that are known here.
     pub known_blobs: u64,
-    /// Those that something was done for.
-    pub blobs: Vec<BlobStats>,
+    /// Everything else, for blobs that are gone too.
+    #[serde(flatten)]
+    pub counts: Counts,
 }
 
-/// One blob of [`Stats`].
+/// The same for one blob, since it came here or the worker began.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlobStats {
     /// Which.
@@ -174,4 +179,32 @@ pub struct BlobStats {
     /// Everything else.
     #[serde(flatten)]
     pub counts: Counts,
+}
+
+#[cfg(test)]
+mod tests {
+    use dsec_image::layer::Digest;
+
+    use super::*;
+
+    #[test]
+    fn what_is_said_of_the_most_blobs_fits_a_line() {
+        let most = u64::MAX;
+        let counts = Counts {
+            asked_bytes: most,
+            cached_bytes: most,
+            fetched_bytes: most,
+            fetches: most,
+            filled_groups: most,
+            uncached_groups: most,
+            wrong_groups: most,
+            failed_reads: most,
+            waited_us: most,
+        };
+        let blob = BlobId(Digest::of(b""));
+        let one =
+            BlobStats { blob, size_bytes: most, groups_here: most, groups: most, here_bytes: most, counts };
+        let line = serde_json::to_vec(&Response::Looked(vec![one; LOOK_MAX])).unwrap();
+        assert!(line.len() < LINE_MAX);
+    }
 }

@@ -228,6 +228,32 @@ fn a_file_that_is_handed_over_becomes_the_caches_own() {
     assert_eq!(here(&open_again(cache, blob, LATER), &made).len(), 71);
 }
 
+#[test]
+fn what_was_known_and_never_read_or_half_removed_is_gone_at_the_next_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let [unread, read, marked, halved] = [12, 13, 14, 15].map(|seed| Made::new(seed, 2 * GROUP));
+    let cache = open(dir.path(), BOOT);
+    for made in [&unread, &marked, &halved] {
+        cache.add(&made.index).unwrap();
+    }
+    fill(&cache, &read, [1]);
+    cache.blob(marked.id()).unwrap().unwrap().set_mark(Mark::Open, true).unwrap();
+    drop(cache);
+    // Killed between its files.
+    std::fs::remove_file(file(dir.path(), &halved)).unwrap();
+    std::fs::write(file(dir.path(), &read).with_extension("map.new"), "half").unwrap();
+    let cache = open(dir.path(), BOOT);
+    let mut known: Vec<_> = cache.known().into_iter().map(|(_, id)| id).collect();
+    let mut kept = vec![read.id(), marked.id()];
+    known.sort_unstable();
+    kept.sort_unstable();
+    assert_eq!((known, here(&cache, &read)), (kept, vec![1]));
+    let names = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    let names: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
+    assert!(!names.iter().any(|name| name.ends_with(".new")), "{names:?}");
+    assert_eq!(names.len(), 2 + 3 + 4, "lock, boot, three files a blob and a mark: {names:?}");
+}
+
 fn open_again(cache: Cache, blob: std::sync::Arc<dsec_fill::cache::CachedBlob>, boot: BootId) -> Cache {
     let dir = blob.path().parent().unwrap().to_owned();
     drop((cache, blob));

@@ -160,8 +160,7 @@ fn a_layer_over_the_device_is_what_was_packed_while_workers_are_killed() {
     let devices_on_fuse = devices(false);
     let mounted = Mounted::new(&metadata, &devices_on_fuse);
     let fetched = |count: fn(&dsec_fill::engine::Counts) -> u64| {
-        let stats = block_on(platform.client.stats()).unwrap();
-        stats.blobs.iter().map(|blob| count(&blob.counts)).sum::<u64>()
+        count(&block_on(platform.client.stats()).unwrap().counts)
     };
     assert_eq!(Command::new("find").arg(mounted.0.path()).arg("-ls").output().unwrap().stderr, b"");
     assert_eq!(fetched(|counts| counts.asked_bytes), 0, "looking around touches no content");

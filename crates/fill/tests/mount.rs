@@ -10,10 +10,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use dsec_fill::client::ClientError;
+use dsec_fill::protocol::BlobStats;
 use dsec_fill::trace::Trace;
 use rustix::process::{Signal, kill_process};
 use support::platform::{LIMIT, Platform, Reader, block_on};
 use support::{GROUP, Made, Random};
+
+fn look(platform: &Platform, made: &Made) -> BlobStats {
+    block_on(platform.client.look(&[made.id()])).unwrap()[0].clone()
+}
 
 #[test]
 fn a_blob_is_a_file_until_it_is_complete_and_then_its_own() {
@@ -31,8 +36,8 @@ fn a_blob_is_a_file_until_it_is_complete_and_then_its_own() {
 
     let start = 7 * GROUP - 100;
     assert_eq!(Reader::open(&opened.path, true).read(start, 200).unwrap(), made.part(start..start + 200));
-    let stats = block_on(platform.client.stats()).unwrap();
-    assert_eq!((stats.blobs[0].counts.asked_bytes, stats.blobs[0].groups_here), (200, 2));
+    let here = look(&platform, &made);
+    assert_eq!((here.counts.asked_bytes, here.groups_here), (200, 2));
     let trace = block_on(platform.client.trace(made.id(), false)).unwrap();
     assert_eq!(trace.order(), [6, 7]);
 
@@ -71,7 +76,7 @@ fn sixty_four_readers_through_the_device_fetch_what_one_does() {
         }
     });
     let stats = block_on(platform.client.stats()).unwrap();
-    assert_eq!(stats.blobs[0].counts.fetched_bytes, made.stored_bytes(0..30));
+    assert_eq!(stats.counts.fetched_bytes, made.stored_bytes(0..30));
 }
 
 /// The heart of it: workers are killed as fast as they come, and no reader sees anything but the content.
@@ -175,9 +180,8 @@ fn a_full_disk_makes_reads_go_on_uncached() {
     for _ in 0..2 {
         assert!(Reader::open(&path, true).read(0, made.plain.len()).unwrap() == made.plain);
     }
-    let stats = block_on(platform.client.stats()).unwrap();
-    let counts = stats.blobs[0].counts;
-    assert!(counts.uncached_groups > 30 && stats.blobs[0].groups_here < 32, "{stats:?}");
+    let here = look(&platform, &made);
+    assert!(here.counts.uncached_groups > 30 && here.groups_here < 32, "{here:?}");
     block_on(platform.client.pin(made.id(), false)).unwrap();
     assert!(Reader::open(&path, true).read(0, made.plain.len()).unwrap() == made.plain);
     drop(platform);
@@ -245,11 +249,11 @@ fn the_next_run_finds_its_content_along_the_trace_of_the_first() {
     block_on(platform.client.prefetch(made.id(), Some(&trace))).unwrap();
     let until = Instant::now() + Duration::from_secs(20);
     loop {
-        let stats = block_on(platform.client.stats()).unwrap();
-        if stats.blobs[0].groups_here == 3 {
+        let here = look(&platform, &made);
+        if here.groups_here == 3 {
             break;
         }
-        assert!(Instant::now() < until, "{stats:?}");
+        assert!(Instant::now() < until, "{here:?}");
     }
     assert!(block_on(platform.client.trace(made.id(), false)).unwrap().order().is_empty());
 }
@@ -263,8 +267,8 @@ fn content_is_fetched_until_it_is_there_or_it_is_said_why_not() {
     let some = fetch(Some(&Trace::of_run(&[7, 40, 2, 99])), LIMIT);
     assert_eq!((some.wanted_bytes, some.left_bytes), (2 * GROUP + 4096, 0));
     assert!(some.is_over && some.problem.is_none());
-    let here = block_on(platform.client.look(vec![Made::new(11, 1).id(), made.id()])).unwrap();
-    assert_eq!(here.blobs.iter().map(|blob| blob.here_bytes).collect::<Vec<_>>(), [2 * GROUP + 4096]);
+    let here = block_on(platform.client.look(&[Made::new(11, 1).id(), made.id()])).unwrap();
+    assert_eq!(here.iter().map(|blob| blob.here_bytes).collect::<Vec<_>>(), [2 * GROUP + 4096]);
     // Cut short it says what is left, and goes on when it is asked again.
     let mut all = fetch(None, Duration::ZERO);
     while !all.is_over {
@@ -278,6 +282,38 @@ fn content_is_fetched_until_it_is_there_or_it_is_said_why_not() {
     let ended = block_on(platform.client.fetch(made.id(), None, LIMIT)).unwrap();
     assert!(ended.is_over && ended.left_bytes >= 32 * GROUP, "{ended:?}");
     assert!(ended.problem.unwrap().contains("no room"));
+}
+
+/// A worker lives for months and blobs come and go.
+#[test]
+fn what_is_gone_is_let_go_of_and_what_was_done_for_it_still_counts() {
+    let (read, unread) = (Made::new(12, 2 * GROUP), Made::new(13, 2 * GROUP));
+    let platform = Platform::start(&[&read, &unread], |_| {});
+    let open_files = || {
+        let descriptors = format!("/proc/{}/fd", platform.worker_pid().unwrap().as_raw_nonzero());
+        let files =
+            std::fs::read_dir(descriptors).unwrap().filter_map(|entry| entry.ok()?.path().read_link().ok());
+        files.filter(|file| file.display().to_string().contains(&read.id().to_string())).count()
+    };
+    let opened = block_on(platform.client.open(read.id())).unwrap();
+    block_on(platform.client.open(unread.id())).unwrap();
+    assert_eq!(block_on(platform.client.stats()).unwrap().known_blobs, 2);
+    assert!(std::fs::read(&opened.path).unwrap() == read.plain && open_files() > 0);
+    // Emptied while it is open, or never read: it goes when it is closed.
+    block_on(platform.client.evict(read.id())).unwrap();
+    for made in [&read, &unread] {
+        block_on(platform.client.close(made.id())).unwrap();
+    }
+    let stats = block_on(platform.client.stats()).unwrap();
+    assert_eq!((stats.known_blobs, open_files()), (0, 0));
+    assert_eq!(stats.counts.asked_bytes, read.index.size());
+    assert!(block_on(platform.client.look(&[read.id(), unread.id()])).unwrap().is_empty());
+    let opened = block_on(platform.client.open(read.id())).unwrap();
+    assert!(std::fs::read(&opened.path).unwrap() == read.plain);
+    // Closed and then emptied, it goes at once.
+    block_on(platform.client.close(read.id())).unwrap();
+    block_on(platform.client.evict(read.id())).unwrap();
+    assert_eq!((block_on(platform.client.stats()).unwrap().known_blobs, open_files()), (0, 0));
 }
 
 #[test]

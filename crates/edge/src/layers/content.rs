@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use dsec_fill::client::{ClientError, Opened};
-use dsec_fill::protocol::{Fetched, Stats};
+use dsec_fill::protocol::{BlobStats, Fetched, Stats};
 use dsec_fill::trace::Trace;
 use dsec_image::layer::BlobId;
 
@@ -29,10 +29,10 @@ pub trait Content: Send + Sync + 'static {
     fn fetch<'a>(&'a self, blob: BlobId, trace: Option<&'a Trace>, limit: Duration) -> Calling<'a, Fetched>;
     /// What was wanted of the blob, in order.
     fn trace(&self, blob: BlobId) -> Calling<'_, Trace>;
-    /// What was done and what is here.
+    /// What was done and what is here, over all blobs.
     fn stats(&self) -> Calling<'_, Stats>;
     /// What was done for these blobs, and what of them is here.
-    fn look(&self, blobs: Vec<BlobId>) -> Calling<'_, Stats>;
+    fn look<'a>(&'a self, blobs: &'a [BlobId]) -> Calling<'a, Vec<BlobStats>>;
     /// Ends it; no layer is mounted.
     fn shut_down(&self) -> Calling<'_, ()>;
 }

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use dsec_fill::client::{Client, ClientError, Opened};
 use dsec_fill::config::Config;
 use dsec_fill::engine::Limits;
-use dsec_fill::protocol::{Fetched, Stats};
+use dsec_fill::protocol::{BlobStats, Fetched, Stats};
 use dsec_fill::trace::Trace;
 use dsec_image::layer::BlobId;
 use dsec_store::StoreSettings;
@@ -295,7 +295,7 @@ impl Content for Filler {
         Box::pin(self.client.stats())
     }
 
-    fn look(&self, blobs: Vec<BlobId>) -> Calling<'_, Stats> {
+    fn look<'a>(&'a self, blobs: &'a [BlobId]) -> Calling<'a, Vec<BlobStats>> {
         Box::pin(self.client.look(blobs))
     }
 

@@ -26,20 +26,17 @@ impl Layers {
             manifests.iter().flat_map(|(_, manifest)| manifest.blobs.iter().map(|blob| blob.id)).collect();
         blobs.sort_unstable();
         blobs.dedup();
-        let Ok(Ok(stats)) = tokio::time::timeout(LOOK_MAX, self.content.look(blobs)).await else {
+        let Ok(Ok(known)) = tokio::time::timeout(LOOK_MAX, self.content.look(&blobs)).await else {
             return HashMap::new();
         };
-        let known: HashMap<BlobId, BlobStats> =
-            stats.blobs.into_iter().map(|stats| (stats.blob, stats)).collect();
+        let known: HashMap<BlobId, BlobStats> = known.into_iter().map(|known| (known.blob, known)).collect();
         manifests.into_iter().map(|(id, manifest)| (id, content(&manifest, &known))).collect()
     }
 
     /// What was done for all content of this node, and the bytes of it that are here.
     pub async fn content_of_node(&self) -> Option<(u64, ContentCounts)> {
         let stats = tokio::time::timeout(LOOK_MAX, self.content.stats()).await.ok()?.ok()?;
-        let mut all = ContentCounts::default();
-        stats.blobs.iter().for_each(|blob| add(&mut all, &counts(&blob.counts)));
-        Some((stats.used_bytes, all))
+        Some((stats.used_bytes, counts(&stats.counts)))
     }
 }
 

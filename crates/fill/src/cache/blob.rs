@@ -42,6 +42,8 @@ impl Mark {
 
 /// Extension of a file that is being taken over.
 pub(super) const TAKEN: &str = "taken";
+/// Extension, after its own, of a file that is being written and then gets its name.
+pub(super) const NEW: &str = "new";
 
 #[derive(Debug)]
 struct Content {
@@ -159,13 +161,12 @@ impl CachedBlob {
     pub fn set_mark(&self, mark: Mark, on: bool) -> io::Result<()> {
         let _alone = write_hold(&self.content);
         let file = self.path.with_extension(mark.extension());
+        if self.is_gone() {
+            // The files may be those of one that was taken in again.
+            let gone = || io::Error::new(io::ErrorKind::NotFound, "the blob was just taken out of the cache");
+            return if on { Err(gone()) } else { Ok(()) };
+        }
         if on {
-            if self.gone.load(Ordering::Acquire) {
-                return Err(io::Error::new(
-                    io::ErrorKind::NotFound,
-                    "the blob was just taken out of the cache",
-                ));
-            }
             File::create(file)?;
         } else {
             remove(&file)?;
@@ -198,7 +199,7 @@ impl CachedBlob {
     /// Writes a group that was checked, and then says that it is here. Whether it was not before.
     pub(super) fn write(&self, group: u64, plain: &[u8]) -> io::Result<bool> {
         let content = read_hold(&self.content);
-        if self.gone.load(Ordering::Acquire) {
+        if self.is_gone() {
             return Err(io::Error::new(io::ErrorKind::NotFound, "the blob was taken out of the cache"));
         }
         let start = self.range_of(group).start;
@@ -257,7 +258,7 @@ impl CachedBlob {
     /// `EXDEV`: it is on another file system.
     pub(super) fn adopt(&self, from: &Path) -> io::Result<u64> {
         let mut content = write_hold(&self.content);
-        if self.gone.load(Ordering::Acquire) {
+        if self.is_gone() {
             return Err(io::Error::new(io::ErrorKind::NotFound, "the blob was taken out of the cache"));
         }
         let file = OpenOptions::new().read(true).write(true).open(from)?;
@@ -372,18 +373,27 @@ impl CachedBlob {
             .map(|group| (self.used_s[group as usize].load(Ordering::Relaxed), group))
     }
 
-    /// Removes its files when it is empty and nobody has marked it. Whether it did.
-    pub(super) fn remove_if_unused(&self) -> io::Result<bool> {
+    /// Whether it was taken out of the cache.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
+    /// Removes its files when it is empty and nobody has marked it. Whether it is out of the cache now, and was not before.
+    pub(super) fn remove_if_unused(&self) -> bool {
         let _alone = write_hold(&self.content);
-        if Mark::ALL.into_iter().any(|mark| self.has_mark(mark)) || self.ages().next().is_some() {
-            return Ok(false);
+        let is_marked = Mark::ALL.into_iter().any(|mark| self.has_mark(mark));
+        if self.is_gone() || is_marked || self.ages().next().is_some() {
+            return false;
         }
         self.gone.store(true, Ordering::Release);
-        // The index last: without it nothing finds the others.
+        // The index last, which the others are found by.
         for file in [self.path.with_extension("map"), self.path.clone(), self.path.with_extension("index")] {
-            std::fs::remove_file(file)?;
+            if let Err(error) = remove(&file) {
+                tracing::warn!(file = %file.display(), %error, "a file of an empty blob stays until the next start");
+                break;
+            }
         }
-        Ok(true)
+        true
     }
 }
 

@@ -12,13 +12,13 @@ mod bits;
 mod blob;
 mod map;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use dsec_image::layer::{BlobId, BlobIndex, Digest};
@@ -103,8 +103,10 @@ pub enum Stored {
     NoRoom,
 }
 
+/// Told of a blob that was taken out of the cache with its files.
+type Removed = Box<dyn Fn(BlobId) + Send + Sync>;
+
 /// The cache of a node.
-#[derive(Debug)]
 pub struct Cache {
     dir: PathBuf,
     boot: BootId,
@@ -112,6 +114,7 @@ pub struct Cache {
     used: AtomicU64,
     blobs: Mutex<Blobs>,
     evicting: Mutex<()>,
+    removed: OnceLock<Removed>,
     /// Held as long as this lives.
     _lock: File,
 }
@@ -130,8 +133,15 @@ pub fn number_of(blob: &BlobId) -> u64 {
     u64::from_be_bytes(bytes).max(2)
 }
 
+impl std::fmt::Debug for Cache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Cache").field(&self.dir).finish()
+    }
+}
+
 impl Cache {
-    /// Opens or makes the cache in `dir`, which may take `budget` bytes of content.
+    /// Opens or makes the cache in `dir`, which may take `budget` bytes of content. Blobs of which nothing is here and that
+    /// nobody has marked are forgotten.
     ///
     /// # Errors
     /// The directory cannot be used, or another process does.
@@ -139,23 +149,7 @@ impl Cache {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(at(dir))?;
         let lock = take_lock(dir)?;
         end_marks_of_other_boots(dir, boot)?;
-        let mut blobs = Blobs::default();
-        let mut used = 0;
-        for entry in fs::read_dir(dir).map_err(at(dir))? {
-            let entry = entry.map_err(at(dir))?;
-            let name = entry.file_name();
-            if entry.path().extension().is_some_and(|extension| extension == blob::TAKEN) {
-                blob::remove(&entry.path()).map_err(at(&entry.path()))?;
-            }
-            let Some(id) = name.to_str().and_then(|name| name.parse::<BlobId>().ok()) else { continue };
-            used += entry.metadata().map_err(at(&entry.path()))?.blocks() * 512;
-            if entry.path().with_extension("index").exists() {
-                blobs.by_number.insert(number_of(&id), id);
-            } else {
-                // Its index never came, or its removal was cut short.
-                fs::remove_file(entry.path()).map_err(at(&entry.path()))?;
-            }
-        }
+        let (blobs, used) = look_through(dir)?;
         Ok(Self {
             dir: dir.to_owned(),
             boot,
@@ -163,8 +157,15 @@ impl Cache {
             used: AtomicU64::new(used),
             blobs: Mutex::new(blobs),
             evicting: Mutex::new(()),
+            removed: OnceLock::new(),
             _lock: lock,
         })
+    }
+
+    /// Has `tell` called, on any thread and with no lock of the cache held, after a blob was taken out with its files. The
+    /// first who asks is told.
+    pub(crate) fn when_removed(&self, tell: impl Fn(BlobId) + Send + Sync + 'static) {
+        self.removed.set(Box::new(tell)).ok();
     }
 
     /// A blob whose index is here.
@@ -325,16 +326,29 @@ impl Cache {
             0
         });
         self.count_freed(freed);
-        let mut blobs = hold(&self.blobs);
-        match blob.remove_if_unused() {
-            Ok(true) => {
-                blobs.loaded.remove(&blob.id());
-                blobs.by_number.remove(&number_of(&blob.id()));
-            }
-            Ok(false) => {}
-            Err(error) => tracing::warn!(blob = %blob.id(), %error, "an empty blob cannot be removed"),
+        let removed = self.remove_if_unused(&mut hold(&self.blobs), blob);
+        if let Some(tell) = self.removed.get().filter(|_| removed) {
+            tell(blob.id());
         }
         freed
+    }
+
+    /// Takes a blob out with its files, of which nothing is here and that nobody has marked, unless somebody is at work with
+    /// it: besides the cache, only one may have it. Whether it did; who was to be told of it is not.
+    pub(crate) fn let_go(&self, blob: &Arc<CachedBlob>) -> bool {
+        let mut blobs = hold(&self.blobs);
+        let known = blobs.loaded.get(&blob.id()).is_some_and(|known| Arc::ptr_eq(known, blob));
+        // Who gets it from here needs the lock.
+        known && Arc::strong_count(blob) <= 2 && self.remove_if_unused(&mut blobs, blob)
+    }
+
+    fn remove_if_unused(&self, blobs: &mut Blobs, blob: &CachedBlob) -> bool {
+        let removed = blob.remove_if_unused();
+        if removed {
+            blobs.loaded.remove(&blob.id());
+            blobs.by_number.remove(&number_of(&blob.id()));
+        }
+        removed
     }
 
     /// Says of a group whose bytes cannot be read that it is not here, so that it is fetched again.
@@ -442,6 +456,47 @@ fn take_lock(dir: &Path) -> Result<File, CacheError> {
             Err(e) => return Err(at(&path)(e.into())),
         }
     }
+}
+
+/// What is here, and how many bytes of content it takes. What is of no use any more is removed.
+fn look_through(dir: &Path) -> Result<(Blobs, u64), CacheError> {
+    let (mut blobs, mut used, mut others) = (Blobs::default(), 0, Vec::new());
+    let mut kept = HashSet::new();
+    for entry in fs::read_dir(dir).map_err(at(dir))? {
+        let entry = entry.map_err(at(dir))?;
+        let (name, path) = (entry.file_name(), entry.path());
+        let Some((id, extension)) = name.to_str().and_then(blob_of) else { continue };
+        if extension.is_some() {
+            others.push((id, path));
+            continue;
+        }
+        let is_marked = || Mark::ALL.iter().any(|mark| path.with_extension(mark.extension()).exists());
+        let bytes = entry.metadata().map_err(at(&path))?.blocks() * 512;
+        if path.with_extension("index").exists() && (bytes > 0 || is_marked()) {
+            blobs.by_number.insert(number_of(&id), id);
+            kept.insert(id);
+            used += bytes;
+        } else {
+            // Its index never came, its removal was cut short, or it was opened and never read.
+            fs::remove_file(&path).map_err(at(&path))?;
+        }
+    }
+    for (id, path) in others {
+        let is_half = path.extension().is_some_and(|end| end == blob::TAKEN || end == blob::NEW);
+        if is_half || !kept.contains(&id) {
+            blob::remove(&path).map_err(at(&path))?;
+        }
+    }
+    Ok((blobs, used))
+}
+
+/// The blob that a file here is of, and what follows the dot in its name.
+fn blob_of(name: &str) -> Option<(BlobId, Option<&str>)> {
+    let (id, extension) = match name.split_once('.') {
+        Some((id, extension)) => (id, Some(extension)),
+        None => (name, None),
+    };
+    Some((id.parse().ok()?, extension))
 }
 
 /// Mounts end with the machine; what they kept is free again.

@@ -183,6 +183,14 @@ macro_rules! counters {
                 Counts { $($name: self.$name.load(Ordering::Relaxed)),* }
             }
         }
+
+        impl std::ops::Add for Counts {
+            type Output = Self;
+
+            fn add(self, other: Self) -> Self {
+                Self { $($name: self.$name + other.$name),* }
+            }
+        }
     };
 }
 

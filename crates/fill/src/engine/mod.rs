@@ -67,12 +67,32 @@ impl Blob {
     }
 }
 
+/// The blobs of the cache that something was done for.
+#[derive(Debug, Default)]
+struct Blobs {
+    known: HashMap<BlobId, Arc<Blob>>,
+    /// What was done for those that the cache let go of.
+    gone: Counts,
+}
+
+impl Blobs {
+    /// Lets go of a blob that the cache let go of; one that it took in again stays.
+    fn remove_gone(&mut self, id: BlobId) {
+        if let Some(blob) = self.known.remove(&id) {
+            match blob.cached.is_gone() {
+                true => self.gone = self.gone + blob.counts(),
+                false => drop(self.known.insert(id, blob)),
+            }
+        }
+    }
+}
+
 /// The engine. Its calls need a tokio runtime with time.
 pub struct Engine {
     cache: Arc<Cache>,
     source: Arc<dyn PackSource>,
     limits: Limits,
-    blobs: Mutex<HashMap<BlobId, Arc<Blob>>>,
+    blobs: Mutex<Blobs>,
     turns: Semaphore,
     turns_ahead: Arc<Semaphore>,
     memory: Arc<Semaphore>,
@@ -91,7 +111,7 @@ impl Engine {
     ) -> Result<Arc<Self>, LimitsError> {
         limits.check()?;
         let pages = |bytes: u64| Arc::new(Semaphore::new((bytes / PAGE) as usize));
-        Ok(Arc::new(Self {
+        let engine = Arc::new(Self {
             turns: Semaphore::new(limits.fetches),
             turns_ahead: Arc::new(Semaphore::new(limits.prefetches)),
             memory: pages(limits.memory_bytes - limits.prefetch_bytes()),
@@ -100,7 +120,14 @@ impl Engine {
             cache,
             source,
             limits,
-        }))
+        });
+        let told = Arc::downgrade(&engine);
+        engine.cache.when_removed(move |id| {
+            if let Some(engine) = told.upgrade() {
+                hold(&engine.blobs).remove_gone(id);
+            }
+        });
+        Ok(engine)
     }
 
     /// The cache it fills.
@@ -126,17 +153,39 @@ impl Engine {
 
     fn of(&self, cached: Arc<CachedBlob>) -> Arc<Blob> {
         let mut blobs = hold(&self.blobs);
-        let blob = blobs.entry(cached.id()).or_insert_with(|| Arc::new(Blob::new(cached.clone())));
-        // The cache let go of it and took it in again.
-        if !Arc::ptr_eq(&blob.cached, &cached) {
-            *blob = Arc::new(Blob::new(cached));
+        if let Some(blob) = blobs.known.get(&cached.id())
+            && Arc::ptr_eq(&blob.cached, &cached)
+        {
+            return blob.clone();
         }
-        blob.clone()
+        let blob = Arc::new(Blob::new(cached));
+        // Who takes it out of the cache says so first, and then comes here for it.
+        if !blob.cached.is_gone() {
+            blobs.known.insert(blob.cached.id(), blob.clone());
+        }
+        blob
     }
 
-    /// Blobs that something was done for.
+    /// Forgets a blob of which nothing is here and that nobody has marked, unless somebody is at work with it.
+    pub fn let_go(&self, blob: Arc<Blob>) {
+        let mut blobs = hold(&self.blobs);
+        let id = blob.cached.id();
+        let known = blobs.known.get(&id).is_some_and(|known| Arc::ptr_eq(known, &blob));
+        // Who gets it from here needs the lock.
+        if known && Arc::strong_count(&blob) <= 2 && self.cache.let_go(&blob.cached) {
+            blobs.remove_gone(id);
+        }
+    }
+
+    /// Blobs that are here and that something was done for.
     pub fn touched(&self) -> Vec<Arc<Blob>> {
-        hold(&self.blobs).values().cloned().collect()
+        hold(&self.blobs).known.values().cloned().collect()
+    }
+
+    /// What was done for all blobs.
+    pub fn counts(&self) -> Counts {
+        let blobs = hold(&self.blobs);
+        blobs.known.values().fold(blobs.gone, |sum, blob| sum + blob.counts())
     }
 
     /// A blob, with its index from the store when it is not known here.
