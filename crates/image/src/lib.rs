@@ -24,4 +24,5 @@ mod overlay;
 
 pub use config::ImageConfig;
 pub use error::{EntryProblem, ImportError};
+pub use intake::OciConfig;
 pub use limits::{ImportLimits, ImportPhase, ImportProgress};

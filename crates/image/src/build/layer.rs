@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::config::ImageConfig;
 use crate::erofs::{AppendError, BlobRef, Content, LayerTree, Timestamp, Tree};
 use crate::error::ImportError;
-use crate::intake::ArchiveLayers;
+use crate::intake::{ArchiveLayers, Layer, LayerIntake};
 use crate::limits::{ImportLimits, ImportPhase, ImportProgress};
 
 use super::attributes::Source;
@@ -84,6 +84,35 @@ impl ArchiveSource {
         let Workshop { blob_path, donors, sink, progress } = workshop;
         let mut writer = writer(blob_path, donors, sink)?;
         let (tree, diff_id) = self.0.take(number, &mut writer, blob_path, progress)?;
+        Ok(BuiltLayer { diff_id, ..finish(tree, writer)?.0 })
+    }
+}
+
+/// Layers of one image that come one at a time, each as a file: of a registry.
+pub struct LayerSource(LayerIntake);
+
+impl LayerSource {
+    /// For layers that are `stored_bytes` together as they are stored; that is for the progress alone.
+    pub fn new(stored_bytes: u64, limits: &ImportLimits) -> Self {
+        Self(LayerIntake::of_image(stored_bytes, limits))
+    }
+
+    /// Makes the layer that is in `file`, a tar archive, plain or compressed with gzip, zstd or xz. Its bytes as they are stored
+    /// are not checked. As [`ArchiveSource::build`]. `name` is for errors.
+    ///
+    /// # Errors
+    /// [`ImportError`]: also if it does not unpack to what `diff_id`, `sha256:` and 64 digits, says.
+    pub fn build(
+        &mut self,
+        name: &str,
+        file: &Path,
+        diff_id: &str,
+        workshop: Workshop<'_>,
+    ) -> Result<BuiltLayer, ImportError> {
+        let layer = Layer::of_file(name, file, diff_id)?;
+        let Workshop { blob_path, donors, sink, progress } = workshop;
+        let mut writer = writer(blob_path, donors, sink)?;
+        let (tree, diff_id) = self.0.take(layer, &mut writer, blob_path, progress)?;
         Ok(BuiltLayer { diff_id, ..finish(tree, writer)?.0 })
     }
 }

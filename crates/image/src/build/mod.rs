@@ -32,7 +32,8 @@ pub use export::oci_form;
 pub use files::{Donors, FileIndex, FileIndexError, FilePlace};
 pub use glob::{Glob, GlobError};
 pub use layer::{
-    ArchiveSource, BuiltLayer, PackedUpper, Upper, Workshop, from_directory, from_upper, look_for_denied,
+    ArchiveSource, BuiltLayer, LayerSource, PackedUpper, Upper, Workshop, from_directory, from_upper,
+    look_for_denied,
 };
 pub use layout::OciLayout;
 pub use merge::{Hidden, MergeError, merge};

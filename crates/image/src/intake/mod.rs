@@ -20,6 +20,7 @@ use crate::limits::{ImportLimits, ImportPhase, ImportProgress};
 
 use apply::{Applier, Whiteouts};
 use archive::{Archive, Members, looks_like_images, open_source};
+pub use oci::OciConfig;
 pub(crate) use oci::host_architecture;
 pub(crate) use stream::hex;
 use stream::{Budget, Budgeted, Compression, Digests, FileRange, Hashed, Unpacked};
@@ -38,6 +39,19 @@ pub(crate) struct Layer {
     stored: Option<String>,
     /// The digest of its unpacked bytes, if the source says one.
     diff_id: Option<String>,
+}
+
+impl Layer {
+    /// A layer in a file of its own, whose stored bytes are known to be right. `name` is for errors.
+    pub(crate) fn of_file(name: &str, file: &Path, diff_id: &str) -> Result<Self, ImportError> {
+        let range = open_source(file, &Arc::default())?;
+        Ok(Self {
+            name: name.to_owned(),
+            range,
+            stored: None,
+            diff_id: Some(oci::sha256_of(diff_id)?.to_owned()),
+        })
+    }
 }
 
 /// What a source holds.
@@ -70,10 +84,8 @@ impl Meter<'_> {
     }
 }
 
-/// A source taken in layer by layer.
-pub(crate) struct ArchiveLayers {
-    layers: Vec<Layer>,
-    config: ImageConfig,
+/// Layers taken in one after another, within bounds that they share.
+pub(crate) struct LayerIntake {
     whiteouts: Whiteouts,
     limits: ImportLimits,
     budget: Budget,
@@ -83,14 +95,14 @@ pub(crate) struct ArchiveLayers {
     total: u64,
 }
 
-impl ArchiveLayers {
-    /// Looks into `source`. An archive of images that is compressed as a whole is unpacked into `work`.
-    pub(crate) fn open(source: &Path, work: &Path, limits: &ImportLimits) -> Result<Self, ImportError> {
-        let Resolved { layers, config, whiteouts } = resolve(source, work, limits)?;
-        let total = layers.iter().map(|layer| layer.range.len()).sum();
-        Ok(Self {
-            layers,
-            config,
+impl LayerIntake {
+    /// For layers of an image, which are `total` bytes as they are stored.
+    pub(crate) fn of_image(total: u64, limits: &ImportLimits) -> Self {
+        Self::new(Whiteouts::Keep, total, limits)
+    }
+
+    fn new(whiteouts: Whiteouts, total: u64, limits: &ImportLimits) -> Self {
+        Self {
             whiteouts,
             limits: *limits,
             budget: Budget::new(limits.max_bytes),
@@ -98,23 +110,14 @@ impl ArchiveLayers {
             metadata_bytes: 0,
             read: Arc::default(),
             total,
-        })
-    }
-
-    pub(crate) fn config(&self) -> &ImageConfig {
-        &self.config
-    }
-
-    /// What each layer unpacks to, as far as the source says so.
-    pub(crate) fn diff_ids(&self) -> impl ExactSizeIterator<Item = Option<&str>> {
-        self.layers.iter().map(|layer| layer.diff_id.as_deref())
+        }
     }
 
     /// Takes one layer in. `path` is the file that `data` writes, for errors. Gives the layer's tree and the digest of
     /// what it unpacked to, unless the source is a plain root file system.
     pub(crate) fn take(
         &mut self,
-        at: usize,
+        layer: Layer,
         data: &mut dyn ContentStore,
         path: &Path,
         progress: &mut dyn FnMut(ImportProgress),
@@ -134,9 +137,45 @@ impl ArchiveLayers {
             metadata_bytes: self.metadata_bytes,
             whiteouts: self.whiteouts,
         };
-        let diff_id = apply_layer(&mut applier, self.layers[at].clone(), &self.budget, &self.read)?;
+        let diff_id = apply_layer(&mut applier, layer, &self.budget, &self.read)?;
         (self.files, self.metadata_bytes) = (applier.files, applier.metadata_bytes);
         Ok((applier.tree, diff_id))
+    }
+}
+
+/// A source taken in layer by layer.
+pub(crate) struct ArchiveLayers {
+    layers: Vec<Layer>,
+    config: ImageConfig,
+    intake: LayerIntake,
+}
+
+impl ArchiveLayers {
+    /// Looks into `source`. An archive of images that is compressed as a whole is unpacked into `work`.
+    pub(crate) fn open(source: &Path, work: &Path, limits: &ImportLimits) -> Result<Self, ImportError> {
+        let Resolved { layers, config, whiteouts } = resolve(source, work, limits)?;
+        let total = layers.iter().map(|layer| layer.range.len()).sum();
+        Ok(Self { layers, config, intake: LayerIntake::new(whiteouts, total, limits) })
+    }
+
+    pub(crate) fn config(&self) -> &ImageConfig {
+        &self.config
+    }
+
+    /// What each layer unpacks to, as far as the source says so.
+    pub(crate) fn diff_ids(&self) -> impl ExactSizeIterator<Item = Option<&str>> {
+        self.layers.iter().map(|layer| layer.diff_id.as_deref())
+    }
+
+    /// Takes the layer with this number in; see [`LayerIntake::take`].
+    pub(crate) fn take(
+        &mut self,
+        at: usize,
+        data: &mut dyn ContentStore,
+        path: &Path,
+        progress: &mut dyn FnMut(ImportProgress),
+    ) -> Result<(Tree, Option<String>), ImportError> {
+        self.intake.take(self.layers[at].clone(), data, path, progress)
     }
 }
 

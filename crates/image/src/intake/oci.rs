@@ -61,6 +61,8 @@ pub(crate) struct ConfigFile {
     #[serde(default)]
     os: Option<String>,
     #[serde(default)]
+    variant: Option<String>,
+    #[serde(default)]
     config: Option<RunConfig>,
     #[serde(default)]
     pub(crate) rootfs: Option<RootFs>,
@@ -100,6 +102,40 @@ impl ConfigFile {
             labels: run.labels.unwrap_or_default(),
             architecture: self.architecture.unwrap_or_default(),
         }
+    }
+}
+
+/// An image's configuration: how programs start in it, for what it is, and what its layers unpack to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OciConfig {
+    /// How programs start in it; with the architecture in Go's words.
+    pub config: ImageConfig,
+    /// The operating system in Go's words; `linux` if it does not say.
+    pub os: String,
+    /// Which kind of the architecture, such as `v7`.
+    pub variant: Option<String>,
+    /// Diff ids of its layers, `sha256:` and 64 digits, lowest first.
+    pub diff_ids: Vec<String>,
+}
+
+impl OciConfig {
+    /// Reads one; `what` names it in errors.
+    ///
+    /// # Errors
+    /// It is not valid, or names a layer by anything else than its SHA-256.
+    pub fn parse(what: &str, bytes: &[u8]) -> Result<Self, ImportError> {
+        let mut file: ConfigFile = parse(what, bytes)?;
+        let diff_ids = file.rootfs.take().map(|rootfs| rootfs.diff_ids).unwrap_or_default();
+        diff_ids.iter().try_for_each(|id| sha256_of(id).map(drop))?;
+        let (os, variant) =
+            (file.platform().0.to_owned(), file.variant.take().filter(|text| !text.is_empty()));
+        Ok(Self { config: file.into_config(), os, variant, diff_ids })
+    }
+
+    /// What it is for, such as `linux/arm/v7`.
+    pub fn platform(&self) -> String {
+        let variant = self.variant.as_ref().map(|variant| format!("/{variant}")).unwrap_or_default();
+        format!("{}/{}{variant}", self.os, self.config.architecture)
     }
 }
 
