@@ -1,9 +1,9 @@
 //! Our own terminal: raw mode that is always left again, its size, and the way out of a shell.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write as _};
 
 use dsec_proto::rest::PtySize;
-use rustix::termios::{self, OptionalActions, Termios};
+use rustix::termios::{self, LocalModes, OptionalActions, Termios};
 
 use crate::failure::Failure;
 
@@ -35,6 +35,41 @@ impl RawMode {
 impl Drop for RawMode {
     fn drop(&mut self) {
         let _ = termios::tcsetattr(std::io::stdin(), OptionalActions::Drain, &self.before);
+    }
+}
+
+/// Asks for a line that is not shown while it is typed.
+///
+/// # Errors
+/// Standard input is no terminal, or it ended.
+pub(crate) fn secret(question: &str) -> Result<String, Failure> {
+    struct Shown(Termios);
+    impl Drop for Shown {
+        fn drop(&mut self) {
+            let _ = termios::tcsetattr(std::io::stdin(), OptionalActions::Drain, &self.0);
+            let _ = writeln!(std::io::stderr());
+        }
+    }
+    let stdin = std::io::stdin();
+    if !stdin.is_terminal() {
+        return Err(Failure::usage(format!(
+            "{question} cannot be asked for: standard input is not a terminal"
+        )));
+    }
+    let failed = |errno: rustix::io::Errno| Failure::io("cannot set up the terminal", &errno.into());
+    let before = termios::tcgetattr(&stdin).map_err(failed)?;
+    let mut hidden = before.clone();
+    hidden.local_modes.remove(LocalModes::ECHO);
+    let _ = write!(std::io::stderr(), "{question}: ");
+    termios::tcsetattr(&stdin, OptionalActions::Flush, &hidden).map_err(failed)?;
+    let _shown = Shown(before);
+    let mut line = String::new();
+    let read =
+        stdin.read_line(&mut line).map_err(|error| Failure::io("cannot read standard input", &error))?;
+    if read == 0 {
+        Err(Failure::usage(format!("{question} was not given")))
+    } else {
+        Ok(line.trim_end().to_owned())
     }
 }
 

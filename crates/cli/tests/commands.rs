@@ -429,6 +429,73 @@ fn images_come_in_as_files_pipes_and_layouts() {
 }
 
 #[test]
+fn images_of_registries_are_asked_for_and_got_by_the_node() {
+    let api = FakeApi::start();
+    let docker = api.path("docker");
+    std::fs::create_dir(&docker).unwrap();
+    let reference = "docker://registry.example/team/app:1";
+    let run = |name: &str, options: &[&str]| {
+        let mut command = api.command(&[&["image", "import", name, reference], options].concat());
+        command.env("DOCKER_CONFIG", &docker);
+        with_stdin(command, b"ann:a:b\n")
+    };
+    let asked = || serde_json::from_slice::<serde_json::Value>(&api.facts(|f| f.imported.clone())).unwrap();
+    let shown = serde_json::json!({ "username": "ann", "password": "a:b" });
+
+    assert_eq!(text(&run("app", &[]).stdout), "app: 42 files, 3.0 MiB; 1.0 MiB on disk, 0123456789ab\n");
+    assert_eq!(asked(), serde_json::json!({ "reference": reference, "plain_http": false }));
+    let ca = api.path("ca.pem");
+    std::fs::write(&ca, "PEM").unwrap();
+    run("app", &["--platform", "linux/arm64", "--cacert", ca.to_str().unwrap(), "--creds", "ann:a:b"]);
+    assert_eq!((&asked()["platform"], &asked()["ca_pem"]), (&"linux/arm64".into(), &"PEM".into()));
+    assert_eq!(asked()["credentials"], shown);
+    run("app", &["--creds-stdin", "--plain-http"]);
+    assert_eq!((&asked()["credentials"], &asked()["plain_http"]), (&shown, &true.into()));
+
+    // What the registry refuses is told with what this program knows of it.
+    let none = run("private", &[]);
+    assert_eq!(none.status.code(), Some(1));
+    assert!(
+        text(&none.stderr).starts_with("error: who are you?\nhint: give --creds"),
+        "{}",
+        text(&none.stderr)
+    );
+    std::fs::write(docker.join("config.json"), r#"{"credsStore": "vault"}"#).unwrap();
+    let helper = text(&run("private", &[]).stderr).to_owned();
+    assert!(helper.contains("the helper vault, which is not asked"), "{helper}");
+    std::fs::write(
+        docker.join("config.json"),
+        r#"{"auths": {"registry.example": {"auth": "YW5uOmE6Yg=="}}}"#,
+    )
+    .unwrap();
+    assert!(run("private", &[]).status.success());
+    assert_eq!(asked()["credentials"], shown);
+
+    let json = run("private", &["--json", "--creds-stdin"]);
+    assert_eq!(parsed(&json)["name"], "private");
+    std::fs::remove_file(docker.join("config.json")).unwrap();
+    let failed: serde_json::Value = serde_json::from_slice(&run("private", &["--json"]).stderr).unwrap();
+    assert_eq!(
+        (&failed["code"], &failed["detail"]["reason"]),
+        (&"permission_denied".into(), &"registry_unauthorized".into())
+    );
+    for (options, word) in [
+        (&["--creds", "ann"][..], "cannot be asked for"),
+        (&["--authfile", "/none"], "/none"),
+        (&["--cacert", "/none"], "/none"),
+    ] {
+        let refused = run("app", options);
+        assert!(
+            refused.status.code() == Some(1) && text(&refused.stderr).contains(word),
+            "{}",
+            text(&refused.stderr)
+        );
+    }
+    let archive = api.run(&["image", "import", "app", "-", "--plain-http"]);
+    assert!(text(&archive.stderr).contains("--plain-http is for sources that begin with docker://"));
+}
+
+#[test]
 fn an_import_that_fails_or_is_cut_off_is_no_success() {
     let api = FakeApi::start();
     let bad = with_stdin(api.command(&["image", "import", "bad", "-"]), b"");

@@ -25,15 +25,17 @@ use crate::app::App;
 pub use call::{Call, SandboxCall};
 
 /// Every template of [`router`]: what metrics and logs call a path by.
-pub const ROUTES: [&str; 40] = [
+pub const ROUTES: [&str; 42] = [
     "/healthz",
     "/metrics",
     "/v1/openapi.json",
     "/v1/nodes",
     "/v1/images",
     "/v1/images/{name}",
+    "/v1/images/{name}/pull",
     "/v1/layers/{kind}",
     "/v1/layers/{kind}/{name}",
+    "/v1/layers/{kind}/{name}/pull",
     "/v1/layers/{kind}/{name}/trace",
     "/v1/layers/{kind}/{name}/prefetch",
     "/v1/layers/{kind}/{name}/verify",
@@ -92,11 +94,13 @@ fn images_and_layers() -> Router<Arc<App>> {
     Router::new()
         .route("/v1/images", get(images::list))
         .route("/v1/images/{name}", get(images::get).put(images::import).delete(images::remove))
+        .route("/v1/images/{name}/pull", post(images::pull))
         .route("/v1/layers/{kind}", get(images::list_layers))
         .route(
             "/v1/layers/{kind}/{name}",
             get(images::get_layer).put(images::import_layer).delete(images::remove_layer),
         )
+        .route("/v1/layers/{kind}/{name}/pull", post(images::pull_layer))
         .route("/v1/layers/{kind}/{name}/trace", get(layers::trace))
         .route("/v1/layers/{kind}/{name}/prefetch", post(layers::prefetch))
         .route("/v1/layers/{kind}/{name}/verify", post(layers::verify_layer))

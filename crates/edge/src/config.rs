@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use dsec_model::{Limits, NodeId};
+use dsec_registry::{Allowed, Pattern};
 use dsec_store::StoreSettings;
 use serde::Deserialize;
 
@@ -31,7 +32,25 @@ struct File {
     #[serde(default)]
     cache: Cache,
     #[serde(default)]
+    registries: Registries,
+    #[serde(default)]
     defaults: Defaults,
+}
+
+/// Registries that images may be pulled from.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Registries {
+    /// `HOST`, `HOST:PORT` or `*.DOMAIN`; without it any.
+    allow: Option<Vec<String>>,
+}
+
+impl Registries {
+    fn allowed(self) -> Result<Allowed, String> {
+        let Some(allow) = self.allow else { return Ok(Allowed::default()) };
+        let parsed: Result<Vec<Pattern>, _> = allow.iter().map(|pattern| pattern.parse()).collect();
+        parsed.map(Allowed::only).map_err(|error| format!("registries.allow: {error}"))
+    }
 }
 
 /// The cache of layers' content on this node.
@@ -75,6 +94,8 @@ pub struct Config {
     pub store: StoreSettings,
     /// Bytes that content of layers may take on this node, beside the store.
     pub cache_bytes: u64,
+    /// Registries that images may be pulled from.
+    pub registries: Allowed,
     /// Limits of a create that says nothing. On a node with fewer cores or less memory or disk they
     /// are lowered to what it has.
     pub defaults: Limits,
@@ -159,6 +180,7 @@ impl Config {
             StoreSettings::new(file.state_dir.join("store").to_string_lossy().into_owned())
         });
         let defaults = file.defaults.over(Limits::default()).map_err(value)?;
+        let registries = file.registries.allowed().map_err(value)?;
         Ok(Self {
             node,
             socket,
@@ -166,6 +188,7 @@ impl Config {
             fill: file.fill.unwrap_or_else(|| beside_this_program("dsec-fill")),
             store,
             cache_bytes: cache_mib << 20,
+            registries,
             max_sandboxes,
             defaults,
             state_dir: file.state_dir,
@@ -241,6 +264,10 @@ mod tests {
             ("node = \"n1\"\nstate_dir = \"x\"\n", "state_dir"),
             ("node = \"n1\"\nstate_dir = \"/x\"\nmax_sandboxes = 0\n", "max_sandboxes"),
             ("node = \"n1\"\nstate_dir = \"/x\"\n[cache]\nsize_mib = 1\n", "cache.size_mib"),
+            (
+                "node = \"n1\"\nstate_dir = \"/x\"\n[registries]\nallow = [\"https://registry.example\"]\n",
+                "registries.allow",
+            ),
             ("node = \"n1\"\nstate_dir = \"/x\"\n[store]\nurl = \"/s\"\nuri = 1\n", "uri"),
             ("node = \"n1\"\nstate_dir = \"/x\"\n[defaults]\ncpu_cores_limit = -1\n", "cpu_cores_limit"),
             ("state_dir = \"/x\"\n", "node"),

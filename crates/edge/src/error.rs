@@ -10,7 +10,8 @@ use dsec_image::ImportError;
 use dsec_image::layer::NameError;
 use dsec_model::{EndReason, ErrorKind, IdError, LimitsError, SandboxId, State};
 use dsec_proto::guest::{GuestError, GuestErrorKind};
-use dsec_proto::rest::{ApiError, Sandbox};
+use dsec_proto::rest::{ApiError, REGISTRY_UNAUTHORIZED, Sandbox};
+use dsec_registry::PullError;
 use dsec_store::StoreError;
 
 use crate::clock::now_ms;
@@ -199,6 +200,24 @@ pub fn import_failed(error: &ImportError, archive: &Path, source: &str) -> ApiEr
         kind => {
             tracing::info!(error = chain(error), "import refused");
             ApiError::new(kind, chain(error).replace(&archive.display().to_string(), source))
+        }
+    }
+}
+
+/// An image that a registry does not give. As [`import_failed`].
+pub fn pull_failed(error: &PullError) -> ApiError {
+    match error.kind() {
+        ErrorKind::Internal => internal("the image could not be fetched", error),
+        ErrorKind::ResourceExhausted => no_room_for_image(error),
+        kind => {
+            tracing::info!(error = chain(error), "pull failed");
+            let answer = ApiError::new(kind, chain(error));
+            match error {
+                PullError::Unauthorized { host, .. } => {
+                    answer.detail(serde_json::json!({ "reason": REGISTRY_UNAUTHORIZED, "registry": host }))
+                }
+                _ => answer,
+            }
         }
     }
 }

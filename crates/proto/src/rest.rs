@@ -17,7 +17,9 @@ pub use exec::{
     StdinMode,
 };
 pub use files::{FileEvent, FileEventKind, FileInfo, FileKind, FileList, MakeDirRequest, MoveRequest};
-pub use image::{Image, ImageList, ImportEvent, LAYER_BASE};
+pub use image::{
+    Image, ImageList, ImportEvent, LAYER_BASE, PullRequest, REGISTRY_UNAUTHORIZED, RegistryCredentials,
+};
 pub use layer::{
     BlobContent, BlobTrace, CollectEvent, Collected, ContentCounts, Finding, GROUP_BYTES, LayerContent,
     LayerTrace, PrefetchEvent, PrefetchRequest, PrefetchWhat, VerifyEvent,

@@ -22,7 +22,6 @@ import tarfile
 import termios
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,27 +30,10 @@ import aiohttp
 from aiohttp import WSMsgType, web
 
 import fake_layers
+from fake_errors import ApiError
+from fake_images import FakeImages, Handler
 
 KEY = "good-key"
-STATUS = {
-    "invalid_argument": 400,
-    "unauthenticated": 401,
-    "not_found": 404,
-    "already_exists": 409,
-    "conflict": 409,
-    "too_large": 413,
-    "resource_exhausted": 429,
-    "unavailable": 503,
-    "deadline_exceeded": 504,
-    "internal": 500,
-}
-
-
-class ApiError(Exception):
-    def __init__(self, code: str, message: str, detail: dict[str, Any] | None = None, hint: str = "") -> None:
-        super().__init__(message)
-        self.body = {"code": code, "message": message, "detail": detail or {}, "hint": hint}
-        self.status = STATUS[code]
 
 
 @dataclass
@@ -156,9 +138,6 @@ def now_ms() -> int:
     return int(time.time() * 1000)
 
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
 class FakeApi:
     def __init__(self) -> None:
         self.faults: list[Fault] = []
@@ -167,8 +146,7 @@ class FakeApi:
         self.keys: dict[str, tuple[str, str]] = {}
         self.execs: dict[tuple[str, str], Exec] = {}
         self.shells: dict[tuple[str, str], Shell] = {}
-        self.images: dict[str, dict[str, Any]] = {}
-        self.imported: dict[str, bytes] = {}
+        self.images = FakeImages()
         self.create_delay = 0.0
         self.stop_delay = 0.0
         #: Bytes after which each stream is cut, once each time; 0: never; negative: a followed stream's body
@@ -220,10 +198,7 @@ class FakeApi:
             ("PUT", box + "/archive", self.put_archive),
             ("*", box + "/ports/{port}/http/{path:.*}", self.port_http),
             ("GET", box + "/ports/{port}/tcp", self.port_tcp),
-            ("GET", "/v1/images", self.list_images),
-            ("GET", "/v1/images/{name}", self.get_image),
-            ("PUT", "/v1/images/{name}", self.import_image),
-            ("DELETE", "/v1/images/{name}", self.remove_image),
+            *self.images.routes(),
             *fake_layers.ROUTES,
             ("GET", "/v1/nodes", self.nodes),
         ]
@@ -938,39 +913,6 @@ class FakeApi:
         return socket
 
     # Images, nodes
-
-    async def list_images(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response({"images": [self.images[name] for name in sorted(self.images)]})
-
-    async def get_image(self, request: web.Request) -> web.StreamResponse:
-        image = self.images.get(request.match_info["name"])
-        if image is None:
-            raise ApiError("not_found", "no such image")
-        return web.json_response(image)
-
-    async def import_image(self, request: web.Request) -> web.StreamResponse:
-        answer = web.StreamResponse(headers={"content-type": "application/x-ndjson"})
-        await answer.prepare(request)
-        data = await request.read()
-        await answer.write(b'{"event":"progress","files":1,"bytes":10}\n{"event":"progr')
-        await answer.write(b'ess","files":2,"bytes":20}\n')
-        if data == b"broken":
-            body = ApiError("invalid_argument", "not a tar").body
-            await answer.write(json.dumps({"event": "error", "error": body}).encode() + b"\n")
-        elif data != b"cut":
-            name = request.match_info["name"]
-            image = {"name": name, "digest": "sha256:1", "size_bytes": len(data), "files": 2, "env": []}
-            image["source"] = request.query.get("source", "")
-            self.images[name] = image
-            self.imported[name] = data
-            await answer.write(json.dumps({"event": "done", "image": image}).encode() + b"\n")
-        await answer.write_eof()
-        return answer
-
-    async def remove_image(self, request: web.Request) -> web.StreamResponse:
-        if self.images.pop(request.match_info["name"], None) is None:
-            raise ApiError("not_found", "no such image")
-        return web.Response(status=204)
 
     async def nodes(self, request: web.Request) -> web.StreamResponse:
         node = {

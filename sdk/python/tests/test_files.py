@@ -22,7 +22,9 @@ from libdsec import (
     ImportProgress,
     InvalidArgument,
     NotFound,
+    PermissionDenied,
     PrefetchProgress,
+    RegistryCredentials,
     RequestTimeout,
     Sandbox,
     Unavailable,
@@ -377,7 +379,7 @@ async def test_images(api: FakeApi, client: DSecClient, tmp_path: Path) -> None:
     (tree / "opt/tool").write_text("tool")
     packed = await client.images.import_("tool", tree)
     assert packed.source == "tree"
-    with tarfile.open(fileobj=io.BytesIO(api.imported["tool"])) as archive:
+    with tarfile.open(fileobj=io.BytesIO(api.images.imported["tool"])) as archive:
         assert archive.getnames() == ["opt", "opt/tool"]
     with pytest.raises(NotFound):
         await client.images.remove("team/image:1")
@@ -395,6 +397,24 @@ async def test_images_are_prefetched_tagged_and_their_traces_seen(client: DSecCl
     first, second = await client.images.trace("debian")
     assert (first.runs, first.groups, first.recorded_ms) == (2, (3, 1), 7)
     assert (second.runs, second.groups, second.recorded_ms) == (0, (), None)
+
+
+async def test_an_image_is_pulled_with_what_was_given(api: FakeApi, client: DSecClient) -> None:
+    seen: list[ImportProgress] = []
+    reference = "docker://registry.example/team/app:1"
+    credentials = RegistryCredentials(username="ann", password="secret")
+    image = await client.images.pull(
+        "app:1", reference, platform="linux/arm64", credentials=credentials, on_progress=seen.append
+    )
+    assert (image.name, image.source) == ("app:1", reference)
+    assert seen == [ImportProgress(1, 10, 5, 7)]
+    shown = {"username": "ann", "password": "secret"}
+    pulled = {"reference": reference, "plain_http": False, "platform": "linux/arm64", "credentials": shown}
+    assert api.images.pulls == [pulled]
+    assert "secret" not in repr(credentials)
+    with pytest.raises(PermissionDenied, match="give credentials"):
+        await client.images.pull("app:1", reference)
+    assert api.images.pulls[1] == {"reference": reference, "plain_http": False}
 
 
 async def test_nodes(client: DSecClient) -> None:

@@ -40,7 +40,7 @@ from typing import Any
 import httpx
 
 from .. import _client, _commands, _files, _images, _ports, _sandbox
-from .._args import DSecContainerRunArgs
+from .._args import DSecContainerRunArgs, RegistryCredentials
 from .._bodies import Data
 from .._commands import StreamName
 from .._files import LocalPath, RemotePath

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use dsec_model::{ExecId, SandboxId, SessionId};
 use dsec_proto::rest::{
     CreateSandboxRequest, Exec, ExecList, ExecRequest, FileInfo, IDEMPOTENCY_KEY, INLINE_MAX, Image,
-    ImageList, LAYER_BASE, LayerTrace, MoveRequest, NodeStatus, PrefetchRequest, PtySize, Sandbox,
-    SandboxList, Session, SessionList, SessionRequest, SignalRequest, StopRequest,
+    ImageList, LAYER_BASE, LayerTrace, MoveRequest, NodeStatus, PrefetchRequest, PtySize, PullRequest,
+    Sandbox, SandboxList, Session, SessionList, SessionRequest, SignalRequest, StopRequest,
 };
 use reqwest::{Method, Response, header};
 use serde::Deserialize;
@@ -373,6 +373,17 @@ impl Client {
     pub(crate) async fn collect(&self, grace_s: Option<u64>) -> Result<Response, ClientError> {
         let grace = grace_s.map(|grace_s| ("grace_s", grace_s));
         self.send(self.request(Method::POST, "/store/collect").query(&grace.as_slice())).await
+    }
+
+    /// Has the node get a layer from a registry; the answer is an import's.
+    pub(crate) async fn pull(
+        &self,
+        kind: &str,
+        name: &str,
+        request: &PullRequest,
+    ) -> Result<Response, ClientError> {
+        let path = format!("{}/{}/pull", layers_path(kind), segment(name));
+        self.send(self.request(Method::POST, &path).json(request)).await
     }
 
     /// Removes a layer's name.

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use clap_complete::engine::ArgValueCandidates;
-use dsec_proto::rest::{Image, ImportEvent, LAYER_BASE};
+use dsec_proto::rest::{ApiError, Image, ImportEvent, LAYER_BASE};
 use indicatif::ProgressBar;
 
 use super::archive::{Owner, body, pieces_of, tar_of};
 use super::layer::{self, ExportArgs, PrefetchArgs, TagArgs};
+use super::pull::{self, RegistryArgs};
 use super::{Context, completion, progress};
-use crate::client::JsonLines;
+use crate::client::{ClientError, JsonLines};
 use crate::failure::{Failure, Outcome};
 use crate::{parse, render};
 
@@ -22,7 +23,8 @@ Examples:
   docker save debian:12 | dsec image import debian -
   dsec image import debian ./debian-rootfs.tar.zst
   dsec image import debian ./oci-layout/        a directory: an OCI layout, or a root file system
-  skopeo copy docker://debian:12 oci:layout && dsec image import debian ./layout";
+  dsec image import app docker://registry.example/team/app:1
+  dsec image import app docker://localhost:5000/app --platform linux/amd64";
 
 /// `dsec image ...`.
 #[derive(Debug, Subcommand)]
@@ -194,11 +196,14 @@ pub(crate) enum LayerCommand {
 pub(crate) struct ImportArgs {
     /// Name to give it
     name: String,
-    /// A rootfs tar, an OCI layout (a tar or a directory), a docker save archive, or - for standard input
+    /// A rootfs tar, an OCI layout (a tar or a directory), a docker save archive, - for standard input, or
+    /// docker://HOST[:PORT]/REPOSITORY[:TAG|@DIGEST] for an image that the node gets from a registry
     source: PathBuf,
     /// No progress, no summary
     #[arg(long, short = 'q')]
     quiet: bool,
+    #[command(flatten)]
+    registry: RegistryArgs,
 }
 
 /// Runs one of the commands.
@@ -288,12 +293,18 @@ async fn remove(context: &Context, kind: &str, names: &[String]) -> Outcome {
 
 async fn import(context: &Context, kind: &str, args: &ImportArgs) -> Outcome {
     let quiet = args.quiet || context.global.json;
-    let upload = open(&args.source, quiet)?;
-    let (bar, source) = (upload.bar.clone(), args.source.display().to_string());
-    let source = if source == "-" { "standard input".to_owned() } else { source };
-    let response = context.client.import(kind, &args.name, &source, upload.body, upload.length).await;
-    let response = response.inspect_err(|_| bar.finish_and_clear())?;
-    let image = intake(context, response, &bar, quiet).await?;
+    let image = match args.source.to_str().filter(|source| source.starts_with(pull::SCHEME)) {
+        Some(reference) => {
+            let (request, found) = args.registry.request(reference)?;
+            let response = context.client.pull(kind, &args.name, &request).await?;
+            let pulled = intake(context, response, &ProgressBar::hidden(), quiet).await;
+            pulled.map_err(|failure| found.explain(failure))?
+        }
+        None => {
+            args.registry.refuse()?;
+            upload(context, kind, args, quiet).await?
+        }
+    };
     if context.global.json {
         render::json(&image)?;
     } else if !args.quiet {
@@ -303,6 +314,15 @@ async fn import(context: &Context, kind: &str, args: &ImportArgs) -> Outcome {
         render::line(&format!("{}: {} files, {content}; {size} on disk, {digest}", image.name, image.files))?;
     }
     Ok(0)
+}
+
+async fn upload(context: &Context, kind: &str, args: &ImportArgs, quiet: bool) -> Result<Image, Failure> {
+    let upload = open(&args.source, quiet)?;
+    let (bar, source) = (upload.bar.clone(), args.source.display().to_string());
+    let source = if source == "-" { "standard input".to_owned() } else { source };
+    let response = context.client.import(kind, &args.name, &source, upload.body, upload.length).await;
+    let response = response.inspect_err(|_| bar.finish_and_clear())?;
+    intake(context, response, &bar, quiet).await
 }
 
 async fn intake(
@@ -322,16 +342,23 @@ async fn intake(
             }
         }
         match event {
-            Ok(ImportEvent::Progress { files, bytes }) => {
+            Ok(ImportEvent::Progress { files, bytes, fetched_bytes, fetch_bytes_total }) => {
                 // While bytes still go up, the upload's bar says enough.
                 if upload.length().is_none_or(|length| upload.position() >= length) {
                     upload.finish_and_clear();
                     let bar = intake.get_or_insert_with(|| progress::spinner("taking in", quiet));
-                    bar.set_message(format!("taking in: {files} files, {}", render::bytes(bytes)));
+                    let mut message = format!("taking in: {files} files, {}", render::bytes(bytes));
+                    if let (Some(fetched), Some(total)) = (fetched_bytes, fetch_bytes_total) {
+                        let (fetched, total) = (render::bytes(fetched), render::bytes(total));
+                        message.push_str(&format!("; {fetched} of {total} fetched"));
+                    }
+                    bar.set_message(message);
                 }
             }
             Ok(ImportEvent::Done { image }) => return Ok(*image),
-            Ok(ImportEvent::Error { error }) => return Err(Failure::new(error.message).hint(error.hint)),
+            Ok(ImportEvent::Error { error }) => {
+                return Err(ClientError::Api(ApiError(Box::new(error))).into());
+            }
             // An event of a newer server.
             Err(_) => {}
         }

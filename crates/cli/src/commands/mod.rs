@@ -1,6 +1,7 @@
 //! One module for each command, and the pieces they share.
 
 pub(crate) mod archive;
+mod authfile;
 pub(crate) mod completion;
 pub(crate) mod cp;
 pub(crate) mod create;
@@ -16,6 +17,7 @@ mod output;
 pub(crate) mod port_forward;
 pub(crate) mod progress;
 pub(crate) mod ps;
+mod pull;
 pub(crate) mod run;
 pub(crate) mod session;
 pub(crate) mod shell;

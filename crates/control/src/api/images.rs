@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use dsec_model::ErrorKind;
-use dsec_proto::rest::{Image, ImageList, ImportEvent};
+use dsec_proto::rest::{Image, ImageList, ImportEvent, PullRequest};
 use utoipa::IntoParams;
 
 use super::{Call, lists};
@@ -58,6 +58,17 @@ pub async fn import(call: Call) -> Reply {
     on_the_only_node(call).await
 }
 
+/// Imports an image that the node gets from a registry. Layers that the platform has are not fetched again.
+///
+/// Answers as an import does.
+#[utoipa::path(post, path = "/v1/images/{name}/pull", operation_id = "pull_image", tag = "images",
+    params(("name" = String, Path, description = "Its name, percent-encoded.")),
+    request_body = PullRequest,
+    responses((status = 200, description = "How it goes, a line each.", body = ImportEvent, content_type = "application/x-ndjson")))]
+pub async fn pull(call: Call) -> Reply {
+    to_the_only_node(call, BodyKind::Json).await
+}
+
 /// Removes an image; refused while sandboxes use it.
 #[utoipa::path(delete, path = "/v1/images/{name}", operation_id = "remove_image", tag = "images",
     params(("name" = String, Path, description = "Its name, percent-encoded.")),
@@ -93,6 +104,16 @@ pub async fn import_layer(call: Call) -> Reply {
     on_the_only_node(call).await
 }
 
+/// Imports a layer that the node gets from a registry: as an image is, to lie over one.
+#[utoipa::path(post, path = "/v1/layers/{kind}/{name}/pull", operation_id = "pull_layer", tag = "images",
+    params(("kind" = String, Path, description = "Its kind."),
+        ("name" = String, Path, description = "`name`, `name:tag` or `name@version`, percent-encoded.")),
+    request_body = PullRequest,
+    responses((status = 200, description = "How it goes, a line each.", body = ImportEvent, content_type = "application/x-ndjson")))]
+pub async fn pull_layer(call: Call) -> Reply {
+    to_the_only_node(call, BodyKind::Json).await
+}
+
 /// Removes a layer's name; refused while sandboxes use it.
 #[utoipa::path(delete, path = "/v1/layers/{kind}/{name}", operation_id = "remove_layer", tag = "images",
     params(("kind" = String, Path, description = "Its kind."),
@@ -103,6 +124,10 @@ pub async fn remove_layer(call: Call) -> Reply {
 }
 
 pub(super) async fn on_the_only_node(call: Call) -> Reply {
+    to_the_only_node(call, BodyKind::Raw).await
+}
+
+async fn to_the_only_node(call: Call, body: BodyKind) -> Reply {
     let Some(node) = call.app.nodes.only() else {
         return Err(Failure::new(
             ErrorKind::Unsupported,
@@ -111,5 +136,5 @@ pub(super) async fn on_the_only_node(call: Call) -> Reply {
         .hint("do it on each node, with a dsec-control that has that node alone"));
     };
     let node = Arc::clone(node);
-    call.forward(&node, BodyKind::Raw).await
+    call.forward(&node, body).await
 }

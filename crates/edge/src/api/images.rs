@@ -7,23 +7,22 @@ use std::time::{Duration, Instant};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::StatusCode;
+use axum::response::Response;
 use bytes::Bytes;
-use dsec_image::layer::{LayerKind, LayerRef};
+use dsec_image::layer::LayerKind;
 use dsec_model::ErrorKind;
-use dsec_proto::rest::{ApiError, ImageList, ImportEvent};
+use dsec_proto::rest::{ApiError, ImageList, ImportEvent, PullRequest};
 use http_body_util::BodyExt;
 use serde::Deserialize;
 use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
 
-use super::{Answer, Params, PathOf, Shared, json, ndjson};
+use super::{Answer, Json, Params, PathOf, Shared, json, ndjson};
 use crate::error::{internal, invalid, no_room_for_image};
 use crate::ids;
-use crate::layers::{Import, UPLOAD, parse_name};
+use crate::layers::{Import, Origin, Pull, UPLOAD, parse_name, room_for};
 use crate::node::Node;
 
-/// Disk that an upload leaves free, bytes: sandboxes write while it runs.
-const DISK_RESERVE: u64 = 512 << 20;
 /// How often the disk is looked at, bytes of upload.
 const LOOK_EVERY: u64 = 64 << 20;
 /// Least time between two lines of progress.
@@ -122,26 +121,64 @@ async fn import_kind(
     if source.len() > SOURCE_MAX {
         return Err(invalid(format!("source has {} bytes; {SOURCE_MAX} is the most", source.len())).into());
     }
-    if node.is_draining() {
-        return Err(ApiError::new(ErrorKind::Unavailable, "the node is going down and takes no image").into());
-    }
+    refuse_when_draining(&node)?;
     let upload = receive(&node, body).await?;
+    Ok(start(move |lines| {
+        let origin = Origin::Archive { path: &upload.path, digest: upload.digest.clone(), source };
+        run(&node, &Import { kind, name, origin }, lines);
+    }))
+}
+
+pub(super) async fn pull(
+    State(node): Shared,
+    PathOf(name): PathOf<String>,
+    Json(request): Json<PullRequest>,
+) -> Answer {
+    pull_kind(node, LayerKind::Base, &name, request)
+}
+
+pub(super) async fn pull_layer(
+    State(node): Shared,
+    PathOf((kind, name)): PathOf<(String, String)>,
+    Json(request): Json<PullRequest>,
+) -> Answer {
+    pull_kind(node, parse_kind(&kind)?, &name, request)
+}
+
+fn pull_kind(node: Arc<Node>, kind: LayerKind, name: &str, request: PullRequest) -> Answer {
+    let name = parse_name(name)?;
+    let pull = Pull::new(request, node.config.registries.clone())?;
+    refuse_when_draining(&node)?;
+    let permit = node.layers.begin_pull()?;
+    Ok(start(move |lines| {
+        run(&node, &Import { kind, name, origin: Origin::Registry(&pull) }, lines);
+        drop(permit);
+    }))
+}
+
+fn refuse_when_draining(node: &Node) -> Result<(), ApiError> {
+    if node.is_draining() {
+        return Err(ApiError::new(ErrorKind::Unavailable, "the node is going down and takes no image"));
+    }
+    Ok(())
+}
+
+/// Starts an import, which goes to its end with or without its caller; the answer is its lines.
+fn start(import: impl FnOnce(&mpsc::Sender<ImportEvent>) + Send + 'static) -> Response {
     let (lines, receiver) = mpsc::channel(LINES);
-    // From here it goes to its end, with or without its caller.
-    tokio::task::spawn_blocking(move || run(&node, kind, name, &upload, source, &lines));
+    tokio::task::spawn_blocking(move || import(&lines));
     let body = futures_util::stream::unfold(receiver, |mut receiver| async move {
         let event: ImportEvent = receiver.recv().await?;
         let mut line = serde_json::to_vec(&event).unwrap_or_default();
         line.push(b'\n');
         Some((Ok::<_, std::convert::Infallible>(Bytes::from(line)), receiver))
     });
-    Ok(ndjson(Body::from_stream(body)))
+    ndjson(Body::from_stream(body))
 }
 
 /// Takes the archive in, for as long as the disk has room.
 async fn receive(node: &Node, mut body: Body) -> Result<Upload, ApiError> {
-    let dir = node.layers.uploads();
-    let mut upload = Upload { path: dir.join(ids::request()), digest: String::new() };
+    let mut upload = Upload { path: node.layers.uploads().join(ids::request()), digest: String::new() };
     let mut hash = blake3::Hasher::new();
     let failed = |e: std::io::Error| match e.kind() {
         std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => no_room_for_image(&e),
@@ -157,10 +194,7 @@ async fn receive(node: &Node, mut body: Body) -> Result<Upload, ApiError> {
         total += bytes.len() as u64;
         if since >= LOOK_EVERY {
             since = 0;
-            let fs = rustix::fs::statvfs(&dir).map_err(|e| failed(e.into()))?;
-            if fs.f_bavail * fs.f_frsize < DISK_RESERVE + LOOK_EVERY {
-                return Err(no_room_for_image(&std::io::Error::from(std::io::ErrorKind::StorageFull)));
-            }
+            room_for(&upload.path, LOOK_EVERY).map_err(failed)?;
         }
         hash.update(&bytes);
         file.write_all(&bytes).await.map_err(failed)?;
@@ -173,24 +207,22 @@ async fn receive(node: &Node, mut body: Body) -> Result<Upload, ApiError> {
     Ok(upload)
 }
 
-fn run(
-    node: &Arc<Node>,
-    kind: LayerKind,
-    name: LayerRef,
-    upload: &Upload,
-    source: String,
-    lines: &mpsc::Sender<ImportEvent>,
-) {
-    let asked = Import { kind, name, archive: &upload.path, digest: upload.digest.clone(), source };
+fn run(node: &Arc<Node>, asked: &Import<'_>, lines: &mpsc::Sender<ImportEvent>) {
     let mut last = Instant::now();
+    let fetched = match &asked.origin {
+        Origin::Registry(pull) => Some(pull.fetched()),
+        Origin::Archive { .. } => None,
+    };
     let mut progress = |now: dsec_image::ImportProgress| {
         if last.elapsed() >= PROGRESS_EVERY {
             last = Instant::now();
-            let _ = lines.try_send(ImportEvent::Progress { files: now.files, bytes: now.source_bytes });
+            let (fetched_bytes, fetch_bytes_total) = fetched.as_ref().map(|fetched| fetched.now()).unzip();
+            let (files, bytes) = (now.files, now.source_bytes);
+            let _ = lines.try_send(ImportEvent::Progress { files, bytes, fetched_bytes, fetch_bytes_total });
         }
     };
     let result =
-        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| node.layers.import(&asked, &mut progress)));
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| node.layers.import(asked, &mut progress)));
     let event = match result {
         Ok(Ok(image)) => ImportEvent::Done { image: Box::new(image) },
         Ok(Err(error)) => ImportEvent::Error { error: *error.0 },

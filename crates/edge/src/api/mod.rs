@@ -69,6 +69,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/ports/{port}/tcp", any(ports::tcp));
     let layer = Router::new()
         .route("/", get(images::get_layer).put(images::import_layer).delete(images::remove_layer))
+        .route("/pull", post(images::pull_layer))
         .route("/trace", get(layers::trace))
         .route("/prefetch", post(layers::prefetch))
         .route("/verify", post(layers::verify_layer))
@@ -79,6 +80,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .nest("/v1/sandboxes/{id}", sandbox)
         .route("/v1/images", get(images::list))
         .route("/v1/images/{name}", get(images::get).put(images::import).delete(images::remove))
+        .route("/v1/images/{name}/pull", post(images::pull))
         .route("/v1/layers/{kind}", get(images::list_layers))
         .nest("/v1/layers/{kind}/{name}", layer)
         .route("/v1/store/verify", post(layers::verify_store))

@@ -1,9 +1,9 @@
-//! From an archive to a published layer whose content is on this node already.
+//! From an archive, or an image of a registry, to a published layer whose content is on this node already.
 //!
 //! ```text
-//! archive ──► part 0 ── known by its diff id? take it from the store ─┐
-//!             part 1 ── else build it: blob, packs ──► store          ├─► merge ──► metadata, manifest, name
-//!             ...                             └─► plain file ──► cache ┘
+//! origin ──► part 0 ── known by its diff id? take it from the store ─┐
+//!            part 1 ── else build it: blob, packs ──► store          ├─► merge ──► metadata, manifest, name
+//!            ...                             └─► plain file ──► cache ┘
 //! ```
 
 use std::path::Path;
@@ -11,12 +11,13 @@ use std::path::Path;
 use dsec_image::build::{ArchiveSource, BuiltLayer, Donors, FileIndex, Hidden, Workshop, merge};
 use dsec_image::erofs::LayerTree;
 use dsec_image::layer::{LayerId, LayerKind, LayerRef, Manifest, Parent, ParentRole, Source};
-use dsec_image::{ImageConfig, ImportError, ImportLimits, ImportPhase, ImportProgress};
+use dsec_image::{ImageConfig, ImportLimits, ImportPhase, ImportProgress};
 use dsec_model::ErrorKind;
 use dsec_proto::rest::{ApiError, Image};
 use dsec_store::StoreError;
 
 use super::publish::{About, Session, Sink};
+use super::pull::Pull;
 use super::{Layers, names};
 use crate::error::{import_failed, store_failed};
 
@@ -26,15 +27,83 @@ pub struct Import<'a> {
     pub kind: LayerKind,
     /// Its name, with a tag to put on it or a version to give it.
     pub name: LayerRef,
-    /// The archive.
-    pub archive: &'a Path,
-    /// Digest of the archive.
-    pub digest: String,
-    /// What the caller says it is made from.
-    pub source: String,
+    /// What it is made of.
+    pub origin: Origin<'a>,
+}
+
+/// What a layer is made of.
+pub enum Origin<'a> {
+    /// An archive on this node.
+    Archive {
+        /// Where it is.
+        path: &'a Path,
+        /// Digest of it.
+        digest: String,
+        /// What the caller says it is.
+        source: String,
+    },
+    /// An image of a registry.
+    Registry(&'a Pull),
+}
+
+/// An origin that has been looked into: the archives in it, the lowest first.
+pub(super) trait Parts {
+    /// What each unpacks to, `sha256:` and 64 digits, as far as the origin says.
+    fn diff_ids(&self) -> Vec<Option<String>>;
+    /// Those that will be built, in this order; the others are here.
+    fn begin(&mut self, missing: &[usize]);
+    /// Builds one.
+    fn build(&mut self, number: usize, workshop: Workshop<'_>) -> Result<BuiltLayer, ApiError>;
+    /// How programs start in the whole.
+    fn config(&self) -> ImageConfig;
+    /// What the layer's record says of its origin.
+    fn source(&self) -> Source;
+}
+
+/// The parts of an archive.
+struct ArchiveParts<'a> {
+    archive: ArchiveSource,
+    path: &'a Path,
+    digest: &'a str,
+    source: &'a str,
+}
+
+impl Parts for ArchiveParts<'_> {
+    fn diff_ids(&self) -> Vec<Option<String>> {
+        self.archive.diff_ids().into_iter().map(|id| id.map(|digits| format!("sha256:{digits}"))).collect()
+    }
+
+    fn begin(&mut self, _: &[usize]) {}
+
+    fn build(&mut self, number: usize, workshop: Workshop<'_>) -> Result<BuiltLayer, ApiError> {
+        self.archive.build(number, workshop).map_err(|e| import_failed(&e, self.path, self.source))
+    }
+
+    fn config(&self) -> ImageConfig {
+        self.archive.config().clone()
+    }
+
+    fn source(&self) -> Source {
+        Source::Archive { name: self.source.to_owned(), digest: self.digest.to_owned() }
+    }
+}
+
+impl Origin<'_> {
+    /// Looks into it. What it needs on the disk is kept in the session's directory.
+    fn open<'s>(&'s self, session: &Session<'_>) -> Result<Box<dyn Parts + 's>, ApiError> {
+        match self {
+            Self::Registry(pull) => Ok(Box::new(pull.open(session.work())?)),
+            Self::Archive { path, digest, source } => {
+                let archive = ArchiveSource::open(path, session.work(), &ImportLimits::default())
+                    .map_err(|e| import_failed(&e, path, source))?;
+                Ok(Box::new(ArchiveParts { archive, path, digest, source }))
+            }
+        }
+    }
 }
 
 /// One archive of an image, as a layer of its own.
+#[derive(Clone)]
 struct Part {
     tree: LayerTree,
     /// Where its files lie.
@@ -43,6 +112,13 @@ struct Part {
     known: Option<LayerId>,
     diff_id: Option<String>,
     content_bytes: u64,
+}
+
+/// All that an origin gave.
+struct Made {
+    parts: Vec<Part>,
+    config: ImageConfig,
+    source: Source,
 }
 
 /// An import at work.
@@ -71,17 +147,14 @@ impl Layers {
 
 impl Job<'_> {
     fn run(&mut self, progress: &mut dyn FnMut(ImportProgress)) -> Result<Image, ApiError> {
-        let (parts, config) = self.parts(progress)?;
-        let (id, manifest) = self.publish(parts, config)?;
+        let made = self.parts(progress)?;
+        let (id, manifest) = self.publish(made)?;
         self.session.keep_content();
         Ok(self.layers.show(names::shown(&self.asked.name), &id, &manifest))
     }
 
     /// Makes or finds every part; on return all packs are in the store.
-    fn parts(
-        &mut self,
-        progress: &mut dyn FnMut(ImportProgress),
-    ) -> Result<(Vec<Part>, ImageConfig), ApiError> {
+    fn parts(&mut self, progress: &mut dyn FnMut(ImportProgress)) -> Result<Made, ApiError> {
         let (layers, asked) = (self.layers, self.asked);
         let made =
             self.session.with_packs(|session, sink| make_parts(layers, asked, session, sink, progress));
@@ -94,12 +167,13 @@ impl Job<'_> {
         made
     }
 
-    fn publish(&mut self, parts: Vec<Part>, config: ImageConfig) -> Result<(LayerId, Manifest), ApiError> {
+    fn publish(&mut self, made: Made) -> Result<(LayerId, Manifest), ApiError> {
+        let Made { parts, config, source } = made;
         let is_image = parts.iter().any(|part| part.diff_id.is_some());
         let mut parents = Vec::new();
         if is_image {
             for part in &parts {
-                let layer = self.publish_part(part)?;
+                let layer = self.publish_part(part, &source)?;
                 parents.push(Parent { layer, role: ParentRole::Merged });
             }
         }
@@ -114,7 +188,7 @@ impl Job<'_> {
             About {
                 kind,
                 parents,
-                source: self.source(),
+                source,
                 diff_ids: parts.iter().filter_map(|part| part.diff_id.clone()).collect(),
                 content_bytes: parts.iter().map(|part| part.content_bytes).sum(),
             },
@@ -126,14 +200,14 @@ impl Job<'_> {
     }
 
     /// Publishes a part for the next image that has it.
-    fn publish_part(&mut self, part: &Part) -> Result<LayerId, ApiError> {
+    fn publish_part(&mut self, part: &Part, source: &Source) -> Result<LayerId, ApiError> {
         if let Some(known) = part.known {
             return Ok(known);
         }
         let about = About {
             kind: LayerKind::Base,
             parents: Vec::new(),
-            source: self.source(),
+            source: source.clone(),
             diff_ids: part.diff_id.iter().cloned().collect(),
             content_bytes: part.content_bytes,
         };
@@ -146,10 +220,6 @@ impl Job<'_> {
         });
         published.map_err(|e: StoreError| store_failed(&e))
     }
-
-    fn source(&self) -> Source {
-        Source::Archive { name: self.asked.source.clone(), digest: self.asked.digest.clone() }
-    }
 }
 
 fn make_parts(
@@ -158,33 +228,41 @@ fn make_parts(
     session: &mut Session<'_>,
     sink: &mut Sink<'_>,
     progress: &mut dyn FnMut(ImportProgress),
-) -> Result<(Vec<Part>, ImageConfig), ApiError> {
-    let limits = ImportLimits::default();
-    let refused = |e: ImportError| import_failed(&e, asked.archive, &asked.source);
-    let mut source = ArchiveSource::open(asked.archive, session.work(), &limits).map_err(refused)?;
-    let mut parts = Vec::new();
-    for (number, diff_id) in source.diff_ids().into_iter().enumerate() {
-        if let Some(known) = diff_id.as_deref().and_then(|diff_id| known(layers, session, diff_id)) {
-            parts.push(known);
-            continue;
-        }
+) -> Result<Made, ApiError> {
+    let mut origin = asked.origin.open(session)?;
+    let diff_ids = origin.diff_ids();
+    let mut found: Vec<Option<Part>> =
+        diff_ids.iter().map(|diff_id| known(layers, session, diff_id.as_deref()?)).collect();
+    // What an image has twice is built once.
+    let first = |number: usize| match &diff_ids[number] {
+        None => number,
+        same => diff_ids.iter().position(|diff_id| diff_id == same).unwrap_or(number),
+    };
+    let missing: Vec<usize> =
+        (0..found.len()).filter(|number| found[*number].is_none() && first(*number) == *number).collect();
+    origin.begin(&missing);
+    for number in missing {
         let blob_path = session.work().join(format!("blob-{number}"));
         let workshop =
             Workshop { blob_path: &blob_path, donors: Donors::default(), sink: &mut *sink, progress };
-        let built = source.build(number, workshop).map_err(refused)?;
+        let built = origin.build(number, workshop)?;
         let BuiltLayer { layer, blob, files, diff_id, content_bytes } = built;
         blob.into_iter().for_each(|blob| session.add(blob));
         let diff_id = diff_id.map(|digest| format!("sha256:{digest}"));
-        parts.push(Part { tree: layer, files, known: None, diff_id, content_bytes });
+        found[number] = Some(Part { tree: layer, files, known: None, diff_id, content_bytes });
     }
-    Ok((parts, source.config().clone()))
+    let mut parts: Vec<Part> = Vec::with_capacity(found.len());
+    for (number, part) in found.into_iter().enumerate() {
+        let part = if first(number) == number { part } else { parts.get(first(number)).cloned() };
+        parts.extend(part);
+    }
+    Ok(Made { parts, config: origin.config(), source: origin.source() })
 }
 
 /// A part that was converted before and is still there. Whatever is wrong with it, it is made again.
 fn known(layers: &Layers, session: &mut Session<'_>, diff_id: &str) -> Option<Part> {
-    let diff_id = if diff_id.contains(':') { diff_id.to_owned() } else { format!("sha256:{diff_id}") };
     let found = session.wait(async {
-        let Some(id) = layers.store.converted(&diff_id).await? else { return Ok(None) };
+        let Some(id) = layers.store.converted(diff_id).await? else { return Ok(None) };
         let manifest = session.lease().use_layer(&id).await?;
         let metadata = layers.store.metadata(&manifest.metadata.id).await?;
         let files = session.lease().use_donor(&id).await?.unwrap_or_default();
@@ -200,5 +278,5 @@ fn known(layers: &Layers, session: &mut Session<'_>, diff_id: &str) -> Option<Pa
     };
     let tree = LayerTree::decode(&metadata).ok()?;
     let content_bytes = manifest.facts.content_bytes;
-    Some(Part { tree, files, known: Some(id), diff_id: Some(diff_id), content_bytes })
+    Some(Part { tree, files, known: Some(id), diff_id: Some(diff_id.to_owned()), content_bytes })
 }

@@ -17,7 +17,9 @@ mod meta;
 mod names;
 mod prefetch;
 mod publish;
+mod pull;
 mod ready;
+mod work;
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -27,21 +29,24 @@ use std::time::{Duration, Instant};
 use dsec_backend::container::{LAYERS_MAX, Layer};
 use dsec_image::ImageConfig;
 use dsec_image::layer::{LayerId, LayerKind};
-use dsec_model::SandboxId;
+use dsec_model::{ErrorKind, SandboxId};
 use dsec_proto::rest::{ApiError, CreateSandboxRequest, SandboxLayer};
 use dsec_store::{CollectSettings, Collected, Collector, Lease, Store, StoreSettings};
 
 pub use care::Exported;
 pub use content::{Calling, Content};
 pub use filler::Filler;
-pub use import::Import;
+pub use import::{Import, Origin};
 pub use names::parse_name;
+pub use pull::{Fetched, Pull};
+pub use work::room_for;
 
 use crate::error::{internal, invalid_field, store_failed};
 use crate::launch::Launch;
 use blobs::Blobs;
 use meta::Meta;
 use ready::Ready;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// How long the node's lease lives past its last sign of life: a restart of the machine takes less.
 const LEASE_TTL: Duration = Duration::from_secs(600);
@@ -52,6 +57,8 @@ const LEASE_FILE: &str = "lease";
 const COLLECT_EVERY: Duration = Duration::from_secs(3600);
 /// Layers that stay mounted though nobody uses them, so that the next sandbox finds them: a mount costs some 100 KiB.
 const IDLE_MAX: usize = 512;
+/// Pulls at a time: each has a thread, and most of what they share is one line to the same registries.
+const PULLS_MAX: usize = 16;
 /// What a layer was made from when its importer did not say.
 pub const UPLOAD: &str = "upload";
 /// How long a node that goes down waits for the store to take its lease back; it runs out by itself.
@@ -97,6 +104,7 @@ pub struct Layers {
     backend: Arc<dyn Launch>,
     entries: Mutex<HashMap<LayerId, Entry>>,
     names: names::Cache,
+    pulls: Arc<Semaphore>,
 }
 
 /// Layers in use by one sandbox, for as long as it is held.
@@ -179,7 +187,8 @@ impl Layers {
         let earlier: Vec<_> = earlier.into_iter().map(|(id, note)| (id, blobs_of(note))).collect();
         let blobs = Blobs::new(Arc::clone(&content), &earlier);
         let (entries, names) = (Mutex::new(entries), names::Cache::default());
-        Ok(Arc::new(Self { store, lease, content, blobs, meta, dir, backend, entries, names }))
+        let pulls = Arc::new(Semaphore::new(PULLS_MAX));
+        Ok(Arc::new(Self { store, lease, content, blobs, meta, dir, backend, entries, names, pulls }))
     }
 
     fn slot(&self, id: &LayerId) -> Slot {
@@ -200,6 +209,17 @@ impl Layers {
 
     fn entries(&self) -> MutexGuard<'_, HashMap<LayerId, Entry>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Room for one more pull, until it is dropped.
+    ///
+    /// # Errors
+    /// There is none now.
+    pub fn begin_pull(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+        Arc::clone(&self.pulls).try_acquire_owned().map_err(|_| {
+            let message = format!("{PULLS_MAX} images are pulled on this node already");
+            ApiError::new(ErrorKind::ResourceExhausted, message).hint("try again when one of them is here")
+        })
     }
 
     /// Where uploads are kept until they are imported.

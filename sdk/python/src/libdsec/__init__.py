@@ -3,7 +3,7 @@
 The names here are asynchronous; :mod:`libdsec.sync` has the same ones without `await`.
 """
 
-from ._args import DSecContainerRunArgs, DSecExecArgs
+from ._args import DSecContainerRunArgs, DSecExecArgs, RegistryCredentials
 from ._bodies import Data
 from ._client import DSecClient
 from ._commands import Process
@@ -95,6 +95,7 @@ __all__ = [
     "PortStream",
     "PrefetchProgress",
     "Process",
+    "RegistryCredentials",
     "RequestTimeout",
     "ResourceExhausted",
     "Sandbox",

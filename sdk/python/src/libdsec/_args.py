@@ -77,6 +77,24 @@ class DSecExecArgs:
         return body
 
 
+@dataclass(frozen=True, kw_only=True)
+class RegistryCredentials:
+    """What a registry is shown when it asks: a user and a password, or one of the tokens."""
+
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    #: What a log-in gave in place of a password, for the registry's token service.
+    identity_token: str | None = field(default=None, repr=False)
+    #: A token for the registry itself.
+    registry_token: str | None = field(default=None, repr=False)
+
+    def body(self) -> dict[str, str]:
+        """The request's JSON."""
+        names = ("username", "password", "identity_token", "registry_token")
+        given = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in given.items() if value is not None}
+
+
 @dataclass(kw_only=True)
 class DSecContainerRunArgs:
     """A container sandbox. What is left out gets the node's default."""

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from ._args import RegistryCredentials
 from ._bodies import Body, Data
 from ._records import BlobTrace, ImageInfo, ImportProgress, PrefetchProgress
 from ._transport import Retry, Transport, segment
@@ -61,18 +62,62 @@ class Images:
             description = description or path.name
         else:
             body = Body.of(source)
-        query = {"source": description}
-        async with self._transport.stream(
+        return await self._taken_in(
+            name,
+            on_progress,
             "PUT",
             f"{self._path}/{segment(name)}",
-            query=query,
+            query={"source": description},
             content=body.content,
             headers={**body.headers, "content-type": "application/octet-stream"},
             idle=timeout,
-        ) as answer:
-            last = await _last(
-                answer, lambda event: ImportProgress(event["files"], event["bytes"]), on_progress
-            )
+        )
+
+    async def pull(
+        self,
+        name: str,
+        reference: str,
+        *,
+        platform: str | None = None,
+        credentials: RegistryCredentials | None = None,
+        plain_http: bool = False,
+        ca_pem: str | None = None,
+        on_progress: OnProgress | None = None,
+        timeout: float = 600.0,
+    ) -> ImageInfo:
+        """Has a node get an image from a registry: `docker://HOST[:PORT]/REPOSITORY[:TAG|@DIGEST]`.
+
+        Layers that the platform has are not fetched again. `platform` (`linux/arm64`) picks from an image for
+        several; default the node's. Without `credentials` none are shown. `plain_http` speaks HTTP without
+        TLS, which is done anyway with loopback addresses; `ca_pem` are certificates to trust beside the
+        node's. `timeout` limits each wait without progress.
+        """
+        body: dict[str, Any] = {"reference": reference, "plain_http": plain_http}
+        if platform is not None:
+            body["platform"] = platform
+        if credentials is not None:
+            body["credentials"] = credentials.body()
+        if ca_pem is not None:
+            body["ca_pem"] = ca_pem
+        return await self._taken_in(
+            name,
+            on_progress,
+            "POST",
+            f"{self._path}/{segment(name)}/pull",
+            content=json.dumps(body).encode(),
+            headers={"content-type": "application/json"},
+            idle=timeout,
+        )
+
+    async def _taken_in(
+        self, name: str, on_progress: OnProgress | None, method: str, path: str, **request: Any
+    ) -> ImageInfo:
+        def told(event: dict[str, Any]) -> ImportProgress:
+            fetched = event.get("fetched_bytes"), event.get("fetch_bytes_total")
+            return ImportProgress(event["files"], event["bytes"], *fetched)
+
+        async with self._transport.stream(method, path, **request) as answer:
+            last = await _last(answer, told, on_progress)
         match last.get("event"):
             case "done":
                 return ImageInfo.of(last["image"])

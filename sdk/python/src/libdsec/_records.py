@@ -496,6 +496,9 @@ class ImportProgress:
     #: Files and bytes of content taken in so far.
     files: int
     bytes: int
+    #: Of a pull: bytes that came from the registry so far, and those that are to come in all.
+    fetched_bytes: int | None = None
+    fetch_bytes_total: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

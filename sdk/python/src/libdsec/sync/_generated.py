@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from .. import _client, _commands, _files, _images, _ports, _sandbox
-from .._args import DSecContainerRunArgs
+from .._args import DSecContainerRunArgs, RegistryCredentials
 from .._bodies import Data
 from .._commands import StreamName
 from .._files import LocalPath, RemotePath
@@ -315,6 +315,38 @@ class Images:
         return self._portal.call(
             self._inner.import_(
                 name, source, description=description, on_progress=on_progress, timeout=timeout
+            )
+        )
+
+    def pull(
+        self,
+        name: str,
+        reference: str,
+        *,
+        platform: str | None = None,
+        credentials: RegistryCredentials | None = None,
+        plain_http: bool = False,
+        ca_pem: str | None = None,
+        on_progress: OnProgress | None = None,
+        timeout: float = 600.0,
+    ) -> ImageInfo:
+        """Has a node get an image from a registry: `docker://HOST[:PORT]/REPOSITORY[:TAG|@DIGEST]`.
+
+        Layers that the platform has are not fetched again. `platform` (`linux/arm64`) picks from an image for
+        several; default the node's. Without `credentials` none are shown. `plain_http` speaks HTTP without
+        TLS, which is done anyway with loopback addresses; `ca_pem` are certificates to trust beside the
+        node's. `timeout` limits each wait without progress.
+        """
+        return self._portal.call(
+            self._inner.pull(
+                name,
+                reference,
+                platform=platform,
+                credentials=credentials,
+                plain_http=plain_http,
+                ca_pem=ca_pem,
+                on_progress=on_progress,
+                timeout=timeout,
             )
         )
 
