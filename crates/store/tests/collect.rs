@@ -173,7 +173,7 @@ async fn a_lease_that_lost_its_bytes_counts_until_it_is_old() {
     let id = node.id().to_owned();
     drop(node);
     empty(&alive, Duration::from_secs(3600));
-    let removed = store.remove_version(KIND, &name("a"), &label("1"), &BTreeMap::new()).await;
+    let removed = store.remove_version(KIND, &name("a"), &label("1")).await;
     assert!(matches!(removed, Err(StoreError::InUse { by, .. }) if by.contains("test")));
     std::fs::remove_dir_all(dir.path().join("names")).unwrap();
     assert_eq!(collect(&store).await, Collected::default(), "what it holds stays");
