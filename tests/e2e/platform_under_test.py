@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import tarfile
 import tempfile
 import time
 import tomllib
@@ -38,6 +40,17 @@ def until(condition: Callable[[], Any], what: str, limit_s: float = 30.0) -> Any
         if time.monotonic() > end:
             raise AssertionError(f"{what}: not within {limit_s} s; last seen: {value!r}")
         time.sleep(0.02)
+
+
+def tar(**files: str) -> bytes:
+    """A tar of text files; `__` in a name is a slash."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(name.replace("__", "/"))
+            entry.size, entry.mode, entry.mtime = len(text), 0o755, 1_700_000_000
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    return made.getvalue()
 
 
 def free_address() -> str:

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import os
-import tarfile
 from pathlib import Path
 
 import pytest
 from libdsec import Conflict, DSecContainerRunArgs, InvalidArgument, NotFound
 
-from platform_under_test import IMAGE, Platform
-
-
-def tar(**files: str) -> bytes:
-    """A tar of text files; `__` in a name is a slash."""
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as archive:
-        for name, text in files.items():
-            entry = tarfile.TarInfo(name.replace("__", "/"))
-            entry.size, entry.mode, entry.mtime = len(text), 0o755, 1_700_000_000
-            archive.addfile(entry, io.BytesIO(text.encode()))
-    return made.getvalue()
+from platform_under_test import IMAGE, Platform, tar
 
 
 def erofs_mounts(platform: Platform) -> list[str]:

@@ -8,7 +8,8 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::bench::BenchCommand;
 use crate::commands::{
-    completion, cp, create, exec, execs, image, logs, port_forward, ps, run, session, shell, stats, stop,
+    completion, cp, create, exec, execs, image, logs, pack, port_forward, ps, run, session, shell, stats,
+    stop,
 };
 use crate::config::{Given, Target};
 use crate::failure::{EXIT_OWN_FAILURE, EXIT_USAGE, Failure};
@@ -127,6 +128,9 @@ pub(crate) enum Command {
     /// Reach ports of a sandbox on this machine
     #[command(after_help = port_forward::EXAMPLES)]
     PortForward(port_forward::PortForwardArgs),
+    /// Make a layer of what a sandbox wrote
+    #[command(after_help = pack::EXAMPLES)]
+    Pack(pack::PackArgs),
     /// List sandboxes
     #[command(after_help = ps::EXAMPLES)]
     Ps(ps::PsArgs),

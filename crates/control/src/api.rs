@@ -25,7 +25,7 @@ use crate::app::App;
 pub use call::{Call, SandboxCall};
 
 /// Every template of [`router`]: what metrics and logs call a path by.
-pub const ROUTES: [&str; 42] = [
+pub const ROUTES: [&str; 43] = [
     "/healthz",
     "/metrics",
     "/v1/openapi.json",
@@ -47,6 +47,7 @@ pub const ROUTES: [&str; 42] = [
     "/v1/sandboxes/{id}",
     "/v1/sandboxes/{id}/stop",
     "/v1/sandboxes/{id}/logs",
+    "/v1/sandboxes/{id}/pack",
     "/v1/sandboxes/{id}/execs",
     "/v1/sandboxes/{id}/execs/{eid}",
     "/v1/sandboxes/{id}/execs/{eid}/stdout",
@@ -81,6 +82,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/sandboxes/{id}", get(sandboxes::get).delete(sandboxes::remove))
         .route("/v1/sandboxes/{id}/stop", post(sandboxes::stop))
         .route("/v1/sandboxes/{id}/logs", get(sandboxes::logs))
+        .route("/v1/sandboxes/{id}/pack", post(sandboxes::pack))
         .merge(images_and_layers())
         .merge(execs_and_sessions())
         .merge(files_and_ports())

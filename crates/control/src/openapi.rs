@@ -18,6 +18,7 @@ use crate::api::{execs, files, images, layers, ports, sandboxes, sessions, syste
         license(name = "Apache-2.0", identifier = "Apache-2.0")),
     paths(
         sandboxes::create, sandboxes::list, sandboxes::get, sandboxes::stop, sandboxes::remove, sandboxes::logs,
+        sandboxes::pack,
         execs::start, execs::list, execs::get, execs::stdout, execs::stderr, execs::attach, execs::stdin,
         execs::signal, execs::resize,
         sessions::open, sessions::list, sessions::get, sessions::close,

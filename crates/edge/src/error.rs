@@ -5,9 +5,10 @@ use std::error::Error;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use dsec_backend::BackendError;
-use dsec_image::ImportError;
+use dsec_backend::{BackendError, SnapshotError};
+use dsec_image::build::Denied;
 use dsec_image::layer::NameError;
+use dsec_image::{EntryProblem, ImportError};
 use dsec_model::{EndReason, ErrorKind, IdError, LimitsError, SandboxId, State};
 use dsec_proto::guest::{GuestError, GuestErrorKind};
 use dsec_proto::rest::{ApiError, REGISTRY_UNAUTHORIZED, Sandbox};
@@ -227,6 +228,60 @@ pub fn no_room_for_image(error: &dyn Error) -> ApiError {
     tracing::warn!(error = chain(error), "no room for an image");
     ApiError::new(ErrorKind::ResourceExhausted, "the node's disk has no room for the image")
         .hint("remove images that are not used: `dsec image ls`, `dsec image rm`")
+}
+
+/// The disk that layers are made on is full.
+pub fn no_room_for_layer(error: &dyn Error) -> ApiError {
+    tracing::warn!(error = chain(error), "no room for a layer");
+    ApiError::new(ErrorKind::ResourceExhausted, "the node's disk has no room for the layer")
+        .hint("remove images and layers that are not used: `dsec image ls`, `dsec layer ls`")
+}
+
+/// There is no snapshot of a sandbox.
+pub fn snapshot_failed(error: &SnapshotError) -> ApiError {
+    match error {
+        SnapshotError::Unsupported => ApiError::new(ErrorKind::Unsupported, error.to_string())
+            .hint("pack with quiesce `none`; `dsec doctor` shows what the host has"),
+        SnapshotError::Restless { .. } => ApiError::new(ErrorKind::Unavailable, error.to_string())
+            .hint("try again, or pack with quiesce `none`"),
+        SnapshotError::Writing { files } => {
+            let shown: Vec<_> =
+                files.iter().map(|(command, path)| format!("{} by {command}", path.display())).collect();
+            let message = format!("the sandbox has files open for writing: {}", shown.join(", "));
+            let detail: Vec<_> = files
+                .iter()
+                .map(|(command, path)| serde_json::json!({ "command": command, "path": path.to_string_lossy() }))
+                .collect();
+            ApiError::new(ErrorKind::Conflict, message)
+                .detail(serde_json::json!({ "writing": detail }))
+                .hint("end what writes, or pack with quiesce `freeze`")
+        }
+        SnapshotError::Failed(_) => internal("a snapshot of the sandbox cannot be taken", error),
+    }
+}
+
+/// A failed pack, with paths as they are in the sandbox. A failure of this host is for the log alone.
+pub fn pack_failed(error: &ImportError, upper: &Path) -> ApiError {
+    if let ImportError::Entry { entry, problem: EntryProblem::Denied { rule }, .. } = error {
+        return denied(&Denied { rule: rule.clone(), path: format!("/{entry}") });
+    }
+    match error.kind() {
+        ErrorKind::Internal => internal("the sandbox could not be packed", error),
+        ErrorKind::ResourceExhausted => no_room_for_layer(error),
+        kind => {
+            tracing::info!(error = chain(error), "pack refused");
+            let text = chain(error).replace(&upper.display().to_string(), "what the sandbox wrote");
+            ApiError::new(kind, text.replace("imported", "packed"))
+        }
+    }
+}
+
+/// A rule says that something must not be in the layer.
+pub fn denied(error: &Denied) -> ApiError {
+    let Denied { rule, path } = error;
+    ApiError::new(ErrorKind::Conflict, format!("{path} matches the deny rule {rule:?}; nothing was packed"))
+        .detail(serde_json::json!({ "rule": rule, "path": path }))
+        .hint("remove it from the sandbox, exclude it, or drop the rule")
 }
 
 /// A failed layer store, as a caller is told: what was wanted and what to do, not where the store is.

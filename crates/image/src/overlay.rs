@@ -5,6 +5,7 @@
 //! char device 0:0               whiteout: the name is not there
 //! trusted.overlay.opaque=y      what layers below have in this directory is not there
 //! trusted.overlay.redirect      the directory was renamed: it goes on with that one of the layers below
+//! trusted.overlay.origin        (empty) the directory has whiteouts; see [`crate::build::mark_whiteouts`]
 //! trusted.dsec.implied          a directory that an archive has entries of, but not itself
 //! trusted.dsec.link=PATH        a hard link to a file that only layers below have
 //! ```
@@ -15,6 +16,7 @@ use crate::erofs::{Attributes, Content, Xattrs};
 
 pub(crate) const OPAQUE: &[u8] = b"trusted.overlay.opaque";
 pub(crate) const REDIRECT: &[u8] = b"trusted.overlay.redirect";
+pub(crate) const ORIGIN: &[u8] = b"trusted.overlay.origin";
 pub(crate) const METACOPY: &[u8] = b"trusted.overlay.metacopy";
 /// Attributes of overlayfs that a container set through it, as overlayfs keeps them.
 pub(crate) const ESCAPED: &[u8] = b"trusted.overlay.overlay.";

@@ -13,7 +13,7 @@ use std::os::unix::fs::MetadataExt;
 
 use dsec_image::build::{
     Donors, Effect, FileIndex, Hidden, PackSink, PackedUpper, Previous, Rules, Upper, Workshop,
-    from_directory, from_upper, look_for_denied, merge, oci_form, resolve_redirects,
+    from_directory, from_upper, look_for_denied, mark_whiteouts, merge, oci_form, resolve_redirects,
 };
 use dsec_image::erofs::{LayerTree, Timestamp};
 use dsec_image::layer::PackId;
@@ -429,6 +429,38 @@ fn an_upper_directory_packs_to_what_the_overlay_showed() {
     let again = shop.archive(image.path()).pop().unwrap();
     let merged = merge(&[&lower.layer, &again.layer], Hidden::Drop, 100_000).unwrap();
     assert_same(&expected, &without_links(facts(shop.mount(&merged).path())));
+}
+
+/// Overlayfs lists a directory that one layer alone has as it is.
+#[test]
+fn what_was_removed_is_not_listed_whatever_lies_below() {
+    let upper = tempfile::tempdir().unwrap();
+    shell(
+        upper.path(),
+        "mkdir own; echo a > own/a; mknod own/gone c 0 0; mkdir own/d; mknod own/d/gone c 0 0",
+    );
+    let base = tempfile::tempdir().unwrap();
+    shell(base.path(), "mkdir -p own2; echo b > b");
+    let mut shop = Shop::new();
+    let limits = ImportLimits::default();
+    let (previous, rules, moment) = (&Previous::default(), &Rules::default(), Timestamp::default());
+    let upper = Upper { path: upper.path(), previous, rules, moment };
+    let mut layer = shop.make(&[], |shop| from_upper(&upper, &limits, shop), |made| &made.built).built.layer;
+    let listed = |layer: &LayerTree, shop: &Shop| {
+        let mount = shop.mount(layer);
+        let options = format!("lowerdir={}:{}", mount.path().display(), base.path().display());
+        let overlay = Mount::new(&["-t", "overlay", "-o", &options, "none"].map(std::ffi::OsStr::new));
+        let names = |dir: &str| {
+            let entries = fs::read_dir(overlay.path().join(dir)).unwrap();
+            let mut names: Vec<_> =
+                entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+            names.sort();
+            names
+        };
+        (names("own"), names("own/d"))
+    };
+    mark_whiteouts(&mut layer);
+    assert_eq!(listed(&layer, &shop), (vec!["a".to_owned(), "d".to_owned()], Vec::new()));
 }
 
 #[test]

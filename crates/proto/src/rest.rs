@@ -8,6 +8,7 @@ mod files;
 mod image;
 mod layer;
 mod node;
+mod pack;
 mod sandbox;
 mod session;
 
@@ -25,6 +26,7 @@ pub use layer::{
     LayerTrace, PrefetchEvent, PrefetchRequest, PrefetchWhat, VerifyEvent,
 };
 pub use node::{Feature, FeatureState, NodeStatus, NodeUsage};
+pub use pack::{LAYER_WORKSPACE, LeftOut, PackRequest, Packed, Quiesce};
 pub use sandbox::{
     BACKEND_CONTAINER, CreateSandboxRequest, LaunchPhase, Sandbox, SandboxLayer, SandboxLimits, SandboxList,
     StopRequest, Usage,

@@ -55,6 +55,7 @@ from .._records import (
     Gap,
     ImageInfo,
     NodeStatus,
+    PackResult,
     SandboxInfo,
     SessionInfo,
     Transfer,

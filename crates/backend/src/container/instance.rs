@@ -164,7 +164,11 @@ impl Container {
         let pids = runs.into_iter().flat_map(|number| self.group.run_pids(number));
         for pid in std::iter::once(self.anchor.pid).chain(pids) {
             let files = procfs::written_files(pid, root, &mut budget).map_err(failed)?;
-            found.extend(files.into_iter().map(|file| (file.command, file.path)));
+            for file in files.into_iter().map(|file| (file.command, file.path)) {
+                if !found.contains(&file) {
+                    found.push(file);
+                }
+            }
             if found.len() >= WRITERS_NAMED_MAX {
                 found.truncate(WRITERS_NAMED_MAX);
                 break;

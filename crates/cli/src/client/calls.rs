@@ -8,8 +8,9 @@ use bytes::Bytes;
 use dsec_model::{ExecId, SandboxId, SessionId};
 use dsec_proto::rest::{
     CreateSandboxRequest, Exec, ExecList, ExecRequest, FileInfo, IDEMPOTENCY_KEY, INLINE_MAX, Image,
-    ImageList, LAYER_BASE, LayerTrace, MoveRequest, NodeStatus, PrefetchRequest, PtySize, PullRequest,
-    Sandbox, SandboxList, Session, SessionList, SessionRequest, SignalRequest, StopRequest,
+    ImageList, LAYER_BASE, LayerTrace, MoveRequest, NodeStatus, PackRequest, Packed, PrefetchRequest,
+    PtySize, PullRequest, Sandbox, SandboxList, Session, SessionList, SessionRequest, SignalRequest,
+    StopRequest,
 };
 use reqwest::{Method, Response, header};
 use serde::Deserialize;
@@ -122,6 +123,17 @@ impl Client {
         let request =
             self.request(Method::POST, &format!("/sandboxes/{id}/stop")).json(&StopRequest { grace_ms });
         self.json_within(request, self.answer_timeout() + Duration::from_millis(grace_ms)).await
+    }
+
+    /// Makes a layer of what a sandbox wrote, within `limit`.
+    pub(crate) async fn pack(
+        &self,
+        id: &SandboxId,
+        request: &PackRequest,
+        limit: Duration,
+    ) -> Result<Packed, ClientError> {
+        let http = self.request(Method::POST, &format!("/sandboxes/{id}/pack")).json(request);
+        self.json_within(http, limit).await
     }
 
     /// What happened to a sandbox, one JSON object a line.

@@ -31,7 +31,7 @@ pub(crate) struct CreateArgs {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Sandbox")]
 pub(crate) struct SandboxOptions {
-    /// A workspace, as a layer over the image: NAME, NAME:TAG or NAME@VERSION
+    /// A workspace, as a layer over the image: NAME, NAME:TAG or NAME@VERSION; or a snapshot: snapshot/NAME
     #[arg(long, value_name = "NAME")]
     pub(crate) workspace: Option<String>,
     /// A toolkit over both. May be repeated, each over the one before it

@@ -82,12 +82,13 @@ pub(crate) enum LayerKind {
     Workspace,
     /// Tools, over both
     Toolkit,
-    /// What a sandbox wrote
+    /// All that a sandbox had over its image
     Snapshot,
 }
 
 impl LayerKind {
-    fn word(self) -> &'static str {
+    /// It in names and paths of the API.
+    pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Base => LAYER_BASE,
             Self::Workspace => "workspace",

@@ -14,6 +14,7 @@ mod landing;
 mod layer;
 pub(crate) mod logs;
 mod output;
+pub(crate) mod pack;
 pub(crate) mod port_forward;
 pub(crate) mod progress;
 pub(crate) mod ps;
@@ -75,6 +76,7 @@ pub(crate) async fn dispatch(cli: Cli) -> Outcome {
         Command::Stats(args) => stats::stats(&Context::new(global)?, args).await,
         Command::Logs(args) => logs::logs(&Context::new(global)?, &args).await,
         Command::Inspect(args) => logs::inspect(&Context::new(global)?, &args).await,
+        Command::Pack(args) => pack::pack(&Context::new(global)?, args).await,
         Command::Stop(args) => stop::stop(&Context::new(global)?, args).await,
         Command::Bench(command) => crate::bench::bench(&Context::new(global)?, command).await,
     }

@@ -6,7 +6,9 @@ use axum::body::Body;
 use axum::extract::Request;
 use bytes::Bytes;
 use dsec_model::ErrorKind;
-use dsec_proto::rest::{CreateSandboxRequest, IDEMPOTENCY_KEY, Sandbox, SandboxList, StopRequest};
+use dsec_proto::rest::{
+    CreateSandboxRequest, IDEMPOTENCY_KEY, PackRequest, Packed, Sandbox, SandboxList, StopRequest,
+};
 use http::{HeaderMap, StatusCode};
 use serde_json::json;
 use utoipa::IntoParams;
@@ -209,4 +211,15 @@ pub async fn remove(call: SandboxCall) -> Reply {
     responses((status = 200, description = "Its events.", body = String, content_type = "application/x-ndjson")))]
 pub async fn logs(call: SandboxCall) -> Reply {
     call.forward().await
+}
+
+/// Makes a layer of what a running sandbox wrote, which other sandboxes start from.
+///
+/// Packing the same sandbox again stores only what changed. If the caller hangs up, the pack runs to its end.
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/pack", operation_id = "pack_sandbox", tag = "sandboxes",
+    params(("id" = String, Path, description = "The sandbox.")),
+    request_body = PackRequest,
+    responses((status = 201, description = "The layer is there, under its name.", body = Packed)))]
+pub async fn pack(call: SandboxCall) -> Reply {
+    call.forward_json().await
 }

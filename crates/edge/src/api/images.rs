@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use super::{Answer, Json, Params, PathOf, Shared, json, ndjson};
 use crate::error::{internal, invalid, no_room_for_image};
 use crate::ids;
-use crate::layers::{Import, Origin, Pull, UPLOAD, parse_name, room_for};
+use crate::layers::{Import, Origin, Pull, UPLOAD, parse_kind, parse_name, room_for};
 use crate::node::Node;
 
 /// How often the disk is looked at, bytes of upload.
@@ -63,13 +63,6 @@ pub(super) async fn remove_layer(
 ) -> Answer<StatusCode> {
     node.layers.remove(parse_kind(&kind)?, &name).await?;
     Ok(StatusCode::NO_CONTENT)
-}
-
-pub(super) fn parse_kind(kind: &str) -> Result<LayerKind, ApiError> {
-    LayerKind::ALL.into_iter().find(|known| known.as_str() == kind).ok_or_else(|| {
-        let kinds = LayerKind::ALL.map(LayerKind::as_str).join(", ");
-        invalid(format!("{kind:?} is no kind of layer; there are: {kinds}"))
-    })
 }
 
 #[derive(Deserialize)]

@@ -17,10 +17,9 @@ use dsec_proto::rest::{
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use super::images::parse_kind;
 use super::{Answer, OptionalJson, Params, PathOf, Shared, json, ndjson};
 use crate::error::internal;
-use crate::layers::Exported;
+use crate::layers::{Exported, parse_kind};
 use crate::node::Node;
 
 /// Lines that may wait for the caller; a full queue drops progress, never the result.

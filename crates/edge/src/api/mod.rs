@@ -11,6 +11,7 @@ mod files;
 mod images;
 mod layers;
 mod nodes;
+mod packs;
 mod ports;
 mod sandboxes;
 mod sessions;
@@ -46,6 +47,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/", get(sandboxes::get).delete(sandboxes::delete))
         .route("/stop", post(sandboxes::stop))
         .route("/logs", get(sandboxes::logs))
+        .route("/pack", post(packs::pack))
         .route("/execs", post(execs::start).get(execs::list))
         .route("/execs/{eid}", get(execs::get))
         .route("/execs/{eid}/stdout", get(execs::stdout))

@@ -15,6 +15,7 @@ mod import;
 mod measure;
 mod meta;
 mod names;
+mod pack;
 mod prefetch;
 mod publish;
 mod pull;
@@ -37,7 +38,8 @@ pub use care::Exported;
 pub use content::{Calling, Content};
 pub use filler::Filler;
 pub use import::{Import, Origin};
-pub use names::parse_name;
+pub use names::{parse_kind, parse_name};
+pub use pack::Pack;
 pub use pull::{Fetched, Pull};
 pub use work::room_for;
 
@@ -59,6 +61,8 @@ const COLLECT_EVERY: Duration = Duration::from_secs(3600);
 const IDLE_MAX: usize = 512;
 /// Pulls at a time: each has a thread, and most of what they share is one line to the same registries.
 const PULLS_MAX: usize = 16;
+/// Packs at once: each may keep a core busy, and the trees of what is packed in memory.
+const PACKS_MAX: usize = 4;
 /// What a layer was made from when its importer did not say.
 pub const UPLOAD: &str = "upload";
 /// How long a node that goes down waits for the store to take its lease back; it runs out by itself.
@@ -105,6 +109,9 @@ pub struct Layers {
     entries: Mutex<HashMap<LayerId, Entry>>,
     names: names::Cache,
     pulls: Arc<Semaphore>,
+    donors: Mutex<pack::DonorCache>,
+    /// Turns of packs.
+    pub packs: Arc<Semaphore>,
 }
 
 /// Layers in use by one sandbox, for as long as it is held.
@@ -186,9 +193,22 @@ impl Layers {
         let blobs_of = |note: meta::Note| note.manifest.blobs.iter().map(|blob| blob.id).collect();
         let earlier: Vec<_> = earlier.into_iter().map(|(id, note)| (id, blobs_of(note))).collect();
         let blobs = Blobs::new(Arc::clone(&content), &earlier);
-        let (entries, names) = (Mutex::new(entries), names::Cache::default());
-        let pulls = Arc::new(Semaphore::new(PULLS_MAX));
-        Ok(Arc::new(Self { store, lease, content, blobs, meta, dir, backend, entries, names, pulls }))
+        let (entries, names, donors) = (Mutex::new(entries), names::Cache::default(), Mutex::default());
+        let (pulls, packs) = (Arc::new(Semaphore::new(PULLS_MAX)), Arc::new(Semaphore::new(PACKS_MAX)));
+        Ok(Arc::new(Self {
+            store,
+            lease,
+            content,
+            blobs,
+            meta,
+            dir,
+            backend,
+            entries,
+            names,
+            pulls,
+            donors,
+            packs,
+        }))
     }
 
     fn slot(&self, id: &LayerId) -> Slot {
@@ -379,9 +399,22 @@ fn wanted(request: &CreateSandboxRequest) -> Result<Vec<(&'static str, LayerKind
         return Err(invalid_field("toolkits", message));
     }
     let base = ("container_image", LayerKind::Base, request.container_image.as_str());
-    let workspace = request.workspace.iter().map(|name| ("workspace", LayerKind::Workspace, name.as_str()));
+    let workspace = request.workspace.as_deref().map(workspace);
     let toolkits = request.toolkits.iter().map(|name| ("toolkits", LayerKind::Toolkit, name.as_str()));
-    Ok(std::iter::once(base).chain(workspace).chain(toolkits).collect())
+    let (below, above) = match workspace {
+        Some(snapshot @ (_, LayerKind::Snapshot, _)) => (None, Some(snapshot)),
+        other => (other, None),
+    };
+    Ok(std::iter::once(base).chain(below).chain(toolkits).chain(above).collect())
+}
+
+/// What `workspace` names: `snapshot/NAME` a snapshot, `workspace/NAME` and any other name a workspace.
+fn workspace(name: &str) -> (&'static str, LayerKind, &str) {
+    let of = |kind: LayerKind| name.strip_prefix(kind.as_str()).and_then(|rest| rest.strip_prefix('/'));
+    let found =
+        [LayerKind::Snapshot, LayerKind::Workspace].into_iter().find_map(|kind| Some((kind, of(kind)?)));
+    let (kind, name) = found.unwrap_or((LayerKind::Workspace, name));
+    ("workspace", kind, name)
 }
 
 /// The lease of this node's last edge, or a new one.
@@ -396,4 +429,31 @@ async fn lease(store: &Store, dir: &Path, node: &str) -> Result<Lease, ApiError>
     let lease = Lease::begin(store, node, LEASE_TTL).await.map_err(|e| store_failed(&e))?;
     std::fs::write(&file, lease.id()).map_err(|e| internal("the node's lease cannot be noted", &e))?;
     Ok(lease)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn composed(request: serde_json::Value) -> Vec<(LayerKind, String)> {
+        let request: CreateSandboxRequest = serde_json::from_value(request).unwrap();
+        wanted(&request).unwrap().into_iter().map(|(_, kind, name)| (kind, name.to_owned())).collect()
+    }
+
+    #[test]
+    fn a_workspace_lies_below_toolkits_and_a_snapshot_above_them() {
+        let with = |workspace: &str| {
+            composed(serde_json::json!({ "container_image": "b", "workspace": workspace, "toolkits": ["t"] }))
+        };
+        let kinds = |layers: &[(LayerKind, String)]| layers.iter().map(|(kind, _)| *kind).collect::<Vec<_>>();
+        for (given, name) in [("w:1", "w:1"), ("workspace/w", "w"), ("workspace/snapshot/w", "snapshot/w")] {
+            let layers = with(given);
+            assert_eq!(kinds(&layers), [LayerKind::Base, LayerKind::Workspace, LayerKind::Toolkit]);
+            assert_eq!(layers[1].1, name);
+        }
+        let layers = with("snapshot/team/s@1");
+        assert_eq!(kinds(&layers), [LayerKind::Base, LayerKind::Toolkit, LayerKind::Snapshot]);
+        assert_eq!(layers[2].1, "team/s@1");
+        assert_eq!(with("snapshots/x")[1], (LayerKind::Workspace, "snapshots/x".to_owned()));
+    }
 }

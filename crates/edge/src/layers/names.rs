@@ -66,7 +66,16 @@ impl Layers {
     ) -> Result<LayerId, ApiError> {
         let none = || no_layer(field, kind, name);
         let parsed: LayerRef = name.parse().map_err(|_| none())?;
-        self.find(kind, &parsed).await?.ok_or_else(none)
+        if let Some(found) = self.find(kind, &parsed).await? {
+            return Ok(found);
+        }
+        let has_namesake = field == "workspace"
+            && kind == LayerKind::Workspace
+            && self.find(LayerKind::Snapshot, &parsed).await?.is_some();
+        Err(match has_namesake {
+            true => none().hint(format!("there is a snapshot of this name: `snapshot/{name}`")),
+            false => none(),
+        })
     }
 
     /// The layer that a name stands for, if it stands for one.
@@ -297,6 +306,17 @@ pub(super) fn shown(name: &LayerRef) -> String {
         Select::Tag(tag) if *tag == Label::latest() => name.name.to_string(),
         _ => name.to_string(),
     }
+}
+
+/// The kind of layer that a field or a path names.
+///
+/// # Errors
+/// There is none of this name.
+pub fn parse_kind(kind: &str) -> Result<LayerKind, ApiError> {
+    LayerKind::ALL.into_iter().find(|known| known.as_str() == kind).ok_or_else(|| {
+        let kinds = LayerKind::ALL.map(LayerKind::as_str).join(", ");
+        invalid_field("kind", format!("{kind:?} is no kind of layer; there are: {kinds}"))
+    })
 }
 
 /// Checks a name that a caller gives.

@@ -126,6 +126,8 @@ pub struct Handle {
     pub traffic: Traffic,
     /// Turns of threads that read and write its files.
     pub disk_threads: Semaphore,
+    /// The turn of who packs it: each pack goes on from the one before.
+    pub packing: Arc<tokio::sync::Mutex<()>>,
     mailbox: mpsc::Sender<Message>,
     record: watch::Sender<Arc<Sandbox>>,
     live: RwLock<Option<Arc<Live>>>,
@@ -141,6 +143,7 @@ impl Handle {
             events: Arc::new(EventRing::default()),
             traffic: Traffic::restored(record.usage.as_ref()),
             disk_threads: Semaphore::new(DISK_THREADS),
+            packing: Arc::default(),
             mailbox,
             record: watch::Sender::new(Arc::new(record)),
             live: RwLock::new(None),

@@ -23,6 +23,9 @@ const FILE: &str = "record.ndjson";
 const DRAFT: &str = "record.ndjson.new";
 /// Bytes of the file from which on earlier versions are dropped.
 const FILE_BYTES_MAX: u64 = 64 << 10;
+/// What the last pack of the sandbox stored, and where that is written first.
+pub const PACKED: &str = "packed";
+const PACKED_DRAFT: &str = "packed.new";
 
 /// What the backend was asked for, as it is kept.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -123,7 +126,7 @@ impl Stored {
 /// and a mount point among it must not be walked into.
 pub fn remove(state_dir: &Path, random: &str) -> io::Result<()> {
     let dir = directory(state_dir, random);
-    for file in [FILE, DRAFT, events::FILE, events::DRAFT] {
+    for file in [FILE, DRAFT, events::FILE, events::DRAFT, PACKED, PACKED_DRAFT] {
         match std::fs::remove_file(dir.join(file)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -167,7 +170,7 @@ fn put_aside(state_dir: &Path, path: &Path, why: &str) {
     let name = path.parent().and_then(Path::file_name).unwrap_or_default();
     let target = aside.join(name).with_extension("ndjson");
     let moved = std::fs::create_dir_all(&aside).and_then(|()| std::fs::rename(path, &target));
-    for left in [DRAFT, events::FILE, events::DRAFT] {
+    for left in [DRAFT, events::FILE, events::DRAFT, PACKED, PACKED_DRAFT] {
         let _ = std::fs::remove_file(path.with_file_name(left));
     }
     let _ = path.parent().map(std::fs::remove_dir);

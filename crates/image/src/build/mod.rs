@@ -41,5 +41,5 @@ pub use pack::PackSink;
 pub use previous::{Previous, PreviousError};
 pub use redirect::{has_redirects, resolve_redirects};
 pub use rules::{ANSWERS, Denied, Effect, LeftOut, RULES_MAX, Rules, add_up, sift};
-pub use shadow::{Shadowed, shadowed};
+pub use shadow::{Shadowed, mark_whiteouts, shadowed};
 pub use tar::BlobReader;

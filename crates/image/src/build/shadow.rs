@@ -1,6 +1,6 @@
-//! What layers that lie over a layer keep from being seen.
+//! What shows of a layer among others.
 
-use crate::erofs::{Content, InodeId, LayerTree, Tree};
+use crate::erofs::{Attributes, Content, InodeId, LayerTree, Tree};
 use crate::error::printable;
 use crate::overlay;
 
@@ -48,6 +48,36 @@ pub fn shadowed(layer: &LayerTree, above: &LayerTree) -> Shadowed {
     found
 }
 
+/// Says of each directory of a layer that has whiteouts that it has, and of no other. Overlayfs looks for them where it merges
+/// directories; one that no other layer has it would list as it is, with the names of what was removed in it. A directory that was
+/// copied up, which it takes one with this attribute for, is looked through all the same.
+/// Source: `ovl_get_inode` in `fs/overlayfs/inode.c`, Linux 4.14 to 6.18.
+pub fn mark_whiteouts(layer: &mut LayerTree) {
+    let has_whiteouts = |content: &Content| match content {
+        Content::Directory(entries) => entries
+            .values()
+            .any(|id| layer.tree.get(*id).is_some_and(|inode| overlay::is_whiteout(&inode.content))),
+        _ => false,
+    };
+    let changed: Vec<(InodeId, Attributes)> = layer
+        .tree
+        .iter()
+        .filter_map(|(id, inode)| {
+            let marked = overlay::get(&inode.attributes, overlay::ORIGIN).is_some();
+            let mut attributes = inode.attributes.clone();
+            match (has_whiteouts(&inode.content), marked) {
+                (true, false) => overlay::mark(&mut attributes, overlay::ORIGIN, b""),
+                (false, true) => overlay::unmark(&mut attributes, |name| name == overlay::ORIGIN),
+                _ => return None,
+            }
+            Some((id, attributes))
+        })
+        .collect();
+    for (id, attributes) in changed {
+        layer.tree.set_attributes(id, attributes);
+    }
+}
+
 fn is_directory(tree: &Tree, id: InodeId) -> bool {
     walk::entries(tree, id).is_some()
 }
@@ -70,6 +100,23 @@ mod tests {
             layer.tree.insert(dir, name.as_bytes(), attributes, content.clone());
         }
         layer
+    }
+
+    #[test]
+    fn directories_with_whiteouts_are_marked_for_as_long_as_they_have_some() {
+        let mut layer = layer(false, &[("gone", overlay::whiteout().1)]);
+        let opt = layer.tree.lookup(layer.tree.root(), b"opt").unwrap();
+        let marks = |layer: &LayerTree| {
+            let of = |(id, inode): (InodeId, &crate::erofs::Inode)| {
+                overlay::get(&inode.attributes, overlay::ORIGIN).map(|_| id)
+            };
+            layer.tree.iter().filter_map(of).collect::<Vec<_>>()
+        };
+        mark_whiteouts(&mut layer);
+        assert_eq!(marks(&layer), [opt]);
+        layer.tree.remove(opt, b"gone");
+        mark_whiteouts(&mut layer);
+        assert_eq!(marks(&layer), []);
     }
 
     #[test]

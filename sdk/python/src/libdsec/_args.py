@@ -101,7 +101,8 @@ class DSecContainerRunArgs:
 
     #: Name of an imported image.
     container_image: str
-    #: A workspace, as a layer over the image: `name`, `name:tag` or `name@version`.
+    #: A workspace, as a layer over the image: `name`, `name:tag` or `name@version`; or a snapshot, as
+    #: `snapshot/name`, which lies over the toolkits.
     workspace: str | None = None
     #: Toolkits over both, each over the one before it.
     toolkits: Sequence[str] = ()

@@ -490,6 +490,64 @@ class PrefetchProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What one rule left out of a layer."""
+
+    #: The rule's name, or the pattern.
+    rule: str
+    #: Files, directories and links.
+    files: int
+    #: Bytes of files.
+    bytes: int
+    #: The first paths that matched; what is in a directory that matched is counted and not listed.
+    paths: tuple[str, ...]
+
+    @classmethod
+    def of(cls, data: Json) -> LeftOut:
+        """From the API's JSON."""
+        return cls(data["rule"], data.get("files", 0), data.get("bytes", 0), tuple(data.get("paths") or ()))
+
+
+@dataclass(frozen=True, slots=True)
+class PackResult:
+    """A layer that was made of a sandbox."""
+
+    layer: ImageInfo
+    #: Bytes of content that no layer had before.
+    new_bytes: int
+    #: Bytes that were added to the store: that content compressed, and metadata.
+    stored_bytes: int
+    #: Residue of work that was left out.
+    scrubbed: tuple[LeftOut, ...]
+    #: What was left out as asked.
+    excluded: tuple[LeftOut, ...]
+    #: Of a workspace that was packed over toolkits: what was changed in the toolkits' own paths. It is in the
+    #: layer, and where the same toolkits lie over it again, theirs shows.
+    under_toolkits: LeftOut | None
+    #: How long each step took.
+    phases: tuple[LaunchPhase, ...]
+
+    @property
+    def name(self) -> str:
+        """What `DSecContainerRunArgs.workspace` takes to start from it; of an image, its name."""
+        return f"snapshot/{self.layer.name}" if self.layer.kind == "snapshot" else self.layer.name
+
+    @classmethod
+    def of(cls, data: Json) -> PackResult:
+        """From the API's JSON."""
+        under = data.get("under_toolkits")
+        return cls(
+            layer=ImageInfo.of(data["layer"]),
+            new_bytes=data.get("new_bytes", 0),
+            stored_bytes=data.get("stored_bytes", 0),
+            scrubbed=tuple(LeftOut.of(left_out) for left_out in data.get("scrubbed") or ()),
+            excluded=tuple(LeftOut.of(left_out) for left_out in data.get("excluded") or ()),
+            under_toolkits=LeftOut.of(under) if under else None,
+            phases=tuple(LaunchPhase(p["name"], p["us"]) for p in data.get("phases") or ()),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ImportProgress:
     """How far an import is."""
 

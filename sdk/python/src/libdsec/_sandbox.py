@@ -18,7 +18,7 @@ from ._cleanup import shielded
 from ._commands import Commands, Process
 from ._files import Files
 from ._ports import PortStream
-from ._records import ExecInfo, ExecResult, SandboxInfo, SessionInfo, Usage
+from ._records import ExecInfo, ExecResult, PackResult, SandboxInfo, SessionInfo, Usage
 from ._transport import Retry, segment
 from .errors import Conflict, DeadlineExceeded, DSecError, InvalidArgument, NotFound, RequestTimeout
 
@@ -182,6 +182,55 @@ class Sandbox:
         """What happened to it: `{"time_ms": ..., "event": ..., ...}` each."""
         answer = await self._transport.call("GET", f"{self._path}/logs", retry=Retry.SAFE)
         return [json.loads(line) for line in answer.content.splitlines() if line.strip()]
+
+    # Layers
+
+    async def pack_diff(
+        self,
+        name: str,
+        *,
+        kind: str = "workspace",
+        exclude: Sequence[str] = (),
+        scrub: bool | Sequence[str] = True,
+        answers: Sequence[str] = (),
+        deny: Sequence[str] = (),
+        quiesce: str = "freeze",
+        timeout: float = 1800.0,
+    ) -> PackResult:
+        """Makes a layer of what it has written, which sandboxes start from with `workspace=`.
+
+        `name` is `name`, `name:tag` or `name@version`. `kind`: `workspace` (what was written, with the
+        workspace it started from), `snapshot` (that and its toolkits: its whole state, to branch from),
+        `toolkit` (what was written, alone) or `base` (all of it, as an image). Packing again stores only
+        what changed.
+
+        `exclude`, `answers` and `deny` are patterns of paths, such as `*.o`, `build/` or `/data/**`: packed
+        as though not touched; left out, as whoever uses the layer must not find them; :class:`Conflict` if
+        one is there all the same. `scrub`: True leaves all known residue of work out (caches, history,
+        keys, logs, temporary files), False none, names of rules (`["caches", "keys"]`) those.
+
+        `quiesce`: its processes `"freeze"` for some milliseconds; `"refuse"`: and :class:`Conflict` while
+        one of them has a file open for writing; `"none"`: they go on.
+
+        Cancelling this call does not end the pack.
+        """
+        given = {"exclude": exclude, "scrub": scrub, "answers": answers, "deny": deny}
+        for field, patterns in given.items():
+            if isinstance(patterns, (str, bytes)):
+                raise InvalidArgument(f"{field} is {patterns!r}; it must be a sequence, [{patterns!r}]")
+        body = set_only(
+            name=name,
+            kind=kind,
+            exclude=list(exclude) or None,
+            scrub=None if scrub is True else [] if scrub is False else list(scrub),
+            answers=list(answers) or None,
+            deny=list(deny) or None,
+            quiesce=quiesce,
+        )
+        data = await self._transport.json(
+            "POST", f"{self._path}/pack", body=body, timeout=timeout, retry=Retry.UNSENT
+        )
+        return PackResult.of(data)
 
     # Commands
 

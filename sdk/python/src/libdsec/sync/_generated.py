@@ -26,6 +26,7 @@ from .._records import (
     Gap,
     ImageInfo,
     NodeStatus,
+    PackResult,
     SandboxInfo,
     SessionInfo,
     Transfer,
@@ -615,6 +616,48 @@ class Sandbox:
     def logs(self) -> list[dict[str, Any]]:
         """What happened to it: `{"time_ms": ..., "event": ..., ...}` each."""
         return self._portal.call(self._inner.logs())
+
+    def pack_diff(
+        self,
+        name: str,
+        *,
+        kind: str = "workspace",
+        exclude: Sequence[str] = (),
+        scrub: bool | Sequence[str] = True,
+        answers: Sequence[str] = (),
+        deny: Sequence[str] = (),
+        quiesce: str = "freeze",
+        timeout: float = 1800.0,
+    ) -> PackResult:
+        """Makes a layer of what it has written, which sandboxes start from with `workspace=`.
+
+        `name` is `name`, `name:tag` or `name@version`. `kind`: `workspace` (what was written, with the
+        workspace it started from), `snapshot` (that and its toolkits: its whole state, to branch from),
+        `toolkit` (what was written, alone) or `base` (all of it, as an image). Packing again stores only
+        what changed.
+
+        `exclude`, `answers` and `deny` are patterns of paths, such as `*.o`, `build/` or `/data/**`: packed
+        as though not touched; left out, as whoever uses the layer must not find them; :class:`Conflict` if
+        one is there all the same. `scrub`: True leaves all known residue of work out (caches, history,
+        keys, logs, temporary files), False none, names of rules (`["caches", "keys"]`) those.
+
+        `quiesce`: its processes `"freeze"` for some milliseconds; `"refuse"`: and :class:`Conflict` while
+        one of them has a file open for writing; `"none"`: they go on.
+
+        Cancelling this call does not end the pack.
+        """
+        return self._portal.call(
+            self._inner.pack_diff(
+                name,
+                kind=kind,
+                exclude=exclude,
+                scrub=scrub,
+                answers=answers,
+                deny=deny,
+                quiesce=quiesce,
+                timeout=timeout,
+            )
+        )
 
     def run_shell(
         self,

@@ -1,0 +1,437 @@
+//! From what a sandbox has written to a published layer.
+//!
+//! ```text
+//! sandbox ──snapshot──► upper ──rules──► tree, blob ──► redirects resolved ──► merged with what it started from ──► name
+//!   stands still          │                 ▲           against all below        (metadata alone)
+//!                         └── unchanged since the last pack, or in a layer below: pointed at where it is stored
+//! ```
+//!
+//! | kind | its metadata has | where it lies again |
+//! |---|---|---|
+//! | `workspace` | the workspace, what was written | over the base, below toolkits |
+//! | `snapshot` | workspace, toolkits, what was written | over the base, and over toolkits |
+//! | `toolkit` | what was written | over the workspace |
+//! | `base` | all | lowest |
+//!
+//! All that is read is the snapshot, by names looked up in open directories, and ids in it are those inside.
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use dsec_backend::Quiesce;
+use dsec_image::ImportLimits;
+use dsec_image::build::{
+    Denied, Donors, Effect, FileIndex, Hidden, LeftOut, MergeError, PackedUpper, Previous, Rules, Upper,
+    Workshop, add_up, from_upper, has_redirects, look_for_denied, mark_whiteouts, merge, resolve_redirects,
+    shadowed, sift,
+};
+use dsec_image::erofs::{Content as Entry, LayerTree, Timestamp};
+use dsec_image::layer::{LayerId, LayerKind, LayerRef, Manifest, Parent, ParentRole, Source};
+use dsec_model::ErrorKind;
+use dsec_proto::rest::{self, ApiError, LaunchPhase, Packed, Sandbox};
+use dsec_store::StoreError;
+
+use super::publish::{About, Session, Sink};
+use super::{Layers, names};
+use crate::clock::micros;
+use crate::error::{
+    denied, internal, no_room_for_layer, not_running, pack_failed, snapshot_failed, store_failed,
+};
+use crate::sandbox::Grip;
+use crate::sandbox::record;
+
+/// Bytes of file indexes of layers that are kept in memory for the next pack: of a million and a half files.
+const DONORS_MAX: usize = 64 << 20;
+/// What one file takes of that.
+const DONOR_FILE: usize = 48;
+/// Blobs from which on a pack stores anew what an earlier one of the sandbox has: each is a device of the mount.
+const BLOBS_FULL: usize = 256;
+/// Disk that a pack leaves free, bytes: sandboxes write while it runs.
+const DISK_RESERVE: u64 = 512 << 20;
+
+/// A pack that is asked for.
+pub struct Pack {
+    /// What the layer is for.
+    pub kind: LayerKind,
+    /// Its name, with a tag to put on it or a version to give it.
+    pub name: LayerRef,
+    /// What is left out, and what is denied.
+    pub rules: Rules,
+    /// What the sandbox does meanwhile.
+    pub quiesce: Quiesce,
+    /// The sandbox's record.
+    pub sandbox: Arc<Sandbox>,
+    /// Who asks.
+    pub project: String,
+    /// The node's state directory.
+    pub state_dir: PathBuf,
+}
+
+/// File indexes of layers, the last used at the end.
+#[derive(Default)]
+pub(super) struct DonorCache(VecDeque<(LayerId, Arc<FileIndex>)>);
+
+impl DonorCache {
+    fn find(&mut self, id: &LayerId) -> Option<Arc<FileIndex>> {
+        let at = self.0.iter().position(|(known, _)| known == id)?;
+        let found = self.0.remove(at)?;
+        let files = Arc::clone(&found.1);
+        self.0.push_back(found);
+        Some(files)
+    }
+
+    fn keep(&mut self, id: LayerId, files: &Arc<FileIndex>) {
+        let size = |files: &FileIndex| files.len() * DONOR_FILE;
+        self.0.push_back((id, Arc::clone(files)));
+        while self.0.iter().map(|(_, files)| size(files)).sum::<usize>() > DONORS_MAX {
+            self.0.pop_front();
+        }
+    }
+}
+
+/// A layer that the sandbox is made of.
+struct Lower {
+    id: LayerId,
+    kind: LayerKind,
+    manifest: Arc<Manifest>,
+    files: Arc<FileIndex>,
+}
+
+/// Times the steps.
+struct Clock {
+    since: Instant,
+    phases: Vec<LaunchPhase>,
+}
+
+impl Clock {
+    fn lap(&mut self, name: &str) {
+        self.phases.push(LaunchPhase { name: name.to_owned(), us: micros(self.since.elapsed()) });
+        self.since = Instant::now();
+    }
+}
+
+/// A pack at work.
+struct Job<'a> {
+    layers: &'a Layers,
+    asked: &'a Pack,
+    grip: &'a Grip,
+    stop: &'a dyn Fn() -> bool,
+    session: Session<'a>,
+    clock: Clock,
+}
+
+impl Layers {
+    /// Packs what a sandbox has written and publishes it. Blocks; on a thread of a runtime that may. `stop` ends it early.
+    ///
+    /// # Errors
+    /// The sandbox is gone or writes, a rule denies what is there, or the store cannot take it; no name has changed then.
+    pub fn pack(&self, asked: &Pack, grip: &Grip, stop: &dyn Fn() -> bool) -> Result<Packed, ApiError> {
+        let clock = Clock { since: Instant::now(), phases: Vec::new() };
+        let session = Session::begin(self, "pack")?;
+        let mut job = Job { layers: self, asked, grip, stop, session, clock };
+        let packed = job.run();
+        job.session.end();
+        packed
+    }
+
+    /// Where the files of a layer lie, which this node uses.
+    fn donor(&self, session: &Session<'_>, id: LayerId) -> Result<Arc<FileIndex>, StoreError> {
+        let cache = || self.donors.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = cache().find(&id) {
+            return Ok(known);
+        }
+        let files = Arc::new(session.wait(session.lease().use_donor(&id))?.unwrap_or_default());
+        cache().keep(id, &files);
+        Ok(files)
+    }
+
+    /// A layer's metadata, which this node has in a file.
+    fn tree(&self, session: &Session<'_>, lower: &Lower) -> Result<LayerTree, ApiError> {
+        let bytes = match std::fs::read(self.meta.image(&lower.id)) {
+            Ok(bytes) => bytes.into(),
+            Err(_) => session
+                .wait(self.store.metadata(&lower.manifest.metadata.id))
+                .map_err(|e| store_failed(&e))?,
+        };
+        LayerTree::decode(&bytes).map_err(|e| internal("the metadata of a layer cannot be read", &e))
+    }
+}
+
+impl Job<'_> {
+    fn run(&mut self) -> Result<Packed, ApiError> {
+        self.check_room()?;
+        let lowers = self.lowers()?;
+        let (previous, mut donors) = self.previous()?;
+        donors.extend(lowers.iter().rev().map(|lower| Arc::clone(&lower.files)));
+        self.clock.lap("prepare");
+        let PackedUpper { built, previous, left_out } = self.content(&previous, donors)?;
+        let (new_bytes, files) = (built.blob.as_ref().map_or(0, |blob| blob.index.size()), built.files);
+        built.blob.into_iter().for_each(|blob| self.session.add(blob));
+        let mut made = Made { left_out, under_toolkits: None };
+        let tree = self.whole(built.layer, &lowers, &mut made)?;
+        let merged = lowers.iter().filter(|lower| self.is_merged(lower.kind)).map(|lower| &*lower.files);
+        let files = FileIndex::joined(std::iter::once(&files).chain(merged));
+        self.clock.lap("metadata");
+        let (id, manifest) = self.publish(&tree, &files, &lowers)?;
+        self.clock.lap("publish");
+        self.session.keep_content();
+        self.note_previous(id, &previous);
+        self.clock.lap("keep");
+        let (scrubbed, excluded) =
+            made.left_out.into_iter().partition::<Vec<_>, _>(|l| l.effect == Effect::Scrub);
+        Ok(Packed {
+            layer: self.layers.show(names::shown(&self.asked.name), &id, &manifest),
+            new_bytes,
+            stored_bytes: self.session.built_bytes() + manifest.metadata.size,
+            scrubbed: scrubbed.into_iter().map(shown).collect(),
+            excluded: excluded.into_iter().map(shown).collect(),
+            under_toolkits: made.under_toolkits,
+            phases: std::mem::take(&mut self.clock.phases),
+        })
+    }
+
+    /// Whether the disk has room for all that the sandbox holds.
+    fn check_room(&self) -> Result<(), ApiError> {
+        let used = self.grip.with(|instance| instance.usage().disk_bytes).unwrap_or(0);
+        let free = rustix::fs::statvfs(self.session.work()).map(|fs| fs.f_bavail * fs.f_frsize);
+        let free = free.map_err(|e| internal("the disk of the node cannot be looked at", &e))?;
+        if free < used.saturating_add(DISK_RESERVE) {
+            return Err(no_room_for_layer(&std::io::Error::from(std::io::ErrorKind::StorageFull)));
+        }
+        Ok(())
+    }
+
+    /// What the sandbox is made of, the lowest first.
+    fn lowers(&self) -> Result<Vec<Lower>, ApiError> {
+        let mut lowers = Vec::new();
+        for layer in &self.asked.sandbox.layers {
+            let id: LayerId =
+                layer.id.parse().map_err(|e| internal("the sandbox's record names no layers", &e))?;
+            let manifest = self.session.wait(self.layers.manifest(&id))?;
+            let files = self.layers.donor(&self.session, id).map_err(|e| store_failed(&e))?;
+            // Not the manifest's kind: one layer may have names of several.
+            let kind = LayerKind::ALL.into_iter().find(|kind| kind.as_str() == layer.kind);
+            lowers.push(Lower { id, kind: kind.unwrap_or(manifest.kind), manifest, files });
+        }
+        Ok(lowers)
+    }
+
+    /// Whether the new layer has the metadata of a layer of this kind.
+    fn is_merged(&self, kind: LayerKind) -> bool {
+        match self.asked.kind {
+            LayerKind::Toolkit => false,
+            LayerKind::Workspace => matches!(kind, LayerKind::Workspace | LayerKind::Snapshot),
+            LayerKind::Snapshot => kind != LayerKind::Base,
+            LayerKind::Base => true,
+        }
+    }
+
+    fn previous_file(&self) -> PathBuf {
+        record::directory(&self.asked.state_dir, self.asked.sandbox.id.random()).join(record::PACKED)
+    }
+
+    /// What the last pack of this sandbox stored, as far as it is still there.
+    fn previous(&mut self) -> Result<(Previous, Vec<Arc<FileIndex>>), ApiError> {
+        let Some((id, previous)) = std::fs::read(self.previous_file()).ok().and_then(|bytes| {
+            let (id, table) = bytes.split_at_checked(64)?;
+            let id: LayerId = std::str::from_utf8(id).ok()?.parse().ok()?;
+            Some((id, Previous::decode(table).ok()?))
+        }) else {
+            return Ok(Default::default());
+        };
+        let found = self.session.wait(async {
+            let manifest = self.session.lease().use_layer(&id).await?;
+            let files = self.session.lease().use_donor(&id).await?;
+            Ok((manifest, files.unwrap_or_default()))
+        });
+        let (manifest, files) = match found {
+            Ok(found) => found,
+            Err(error @ StoreError::NotFound { .. }) => {
+                tracing::info!(layer = %id, %error, "the sandbox's last pack is gone");
+                return Ok(Default::default());
+            }
+            Err(error) => return Err(store_failed(&error)),
+        };
+        if manifest.blobs.len() >= BLOBS_FULL {
+            return Ok(Default::default());
+        }
+        self.session.know(&manifest).map_err(|e| store_failed(&e))?;
+        let previous = previous.within(|blob| manifest.blobs.iter().any(|kept| kept.id == blob.id));
+        Ok((previous, vec![Arc::new(files)]))
+    }
+
+    /// Takes the snapshot and makes a layer of it.
+    fn content(&mut self, previous: &Previous, donors: Vec<Arc<FileIndex>>) -> Result<PackedUpper, ApiError> {
+        let limits = ImportLimits::default();
+        let moment = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let moment = Timestamp { seconds: moment.as_secs() as i64, nanoseconds: moment.subsec_nanos() };
+        let taken = self.grip.with(|instance| instance.snapshot(self.asked.quiesce));
+        let snapshot = match taken {
+            None => return Err(not_running(&self.asked.sandbox)),
+            Some(Err(error)) => return Err(snapshot_failed(&error)),
+            Some(Ok(snapshot)) => snapshot,
+        };
+        self.clock.lap("snapshot");
+        let rules = &self.asked.rules;
+        let upper = Upper { path: snapshot.upper(), previous, rules, moment };
+        let refused = |e| pack_failed(&e, snapshot.upper());
+        if rules.denies() {
+            look_for_denied(&upper, &limits).map_err(refused)?;
+            self.clock.lap("deny");
+        }
+        let stop = self.stop;
+        let packed = self.session.with_packs(|session, sink| {
+            let workshop = Workshop {
+                blob_path: &session.work().join("blob"),
+                donors: Donors::new(donors),
+                sink: &mut Stoppable { sink, stop },
+                progress: &mut |_| (),
+            };
+            from_upper(&upper, &limits, workshop).map_err(refused)
+        })?;
+        self.clock.lap("content");
+        Ok(packed)
+    }
+
+    /// The whole of the new layer: what was written, with what it is merged with.
+    fn whole(&mut self, upper: LayerTree, lowers: &[Lower], made: &mut Made) -> Result<LayerTree, ApiError> {
+        let most = ImportLimits::default().max_files;
+        let trees_of = |wanted: &dyn Fn(LayerKind) -> bool| {
+            let wanted = lowers.iter().filter(|lower| wanted(lower.kind));
+            wanted.map(|lower| self.layers.tree(&self.session, lower)).collect::<Result<Vec<_>, _>>()
+        };
+        let upper = if has_redirects(&upper.tree) {
+            let all = trees_of(&|_| true)?;
+            let below =
+                merge(&all.iter().collect::<Vec<_>>(), Hidden::Drop, most).map_err(|e| does_not_fit(&e))?;
+            resolve_redirects(&upper, &below, most).map_err(|e| does_not_fit(&e))?
+        } else {
+            upper
+        };
+        if self.asked.kind == LayerKind::Workspace {
+            let toolkits = trees_of(&|kind| kind == LayerKind::Toolkit)?;
+            made.under_toolkits = under_toolkits(&upper, &toolkits)?;
+        }
+        let scrub = self.asked.rules.of(&[Effect::Scrub]);
+        let mut merged = Vec::new();
+        for lower in lowers.iter().filter(|lower| self.is_merged(lower.kind)) {
+            let mut tree = self.layers.tree(&self.session, lower)?;
+            if matches!(lower.kind, LayerKind::Workspace | LayerKind::Snapshot) {
+                add_up(&mut made.left_out, sift(&mut tree, &scrub).map_err(|e| denied(&e))?);
+            }
+            merged.push(tree);
+        }
+        let mut tree = if merged.is_empty() {
+            upper
+        } else {
+            let hidden = if self.asked.kind == LayerKind::Base { Hidden::Drop } else { Hidden::Keep };
+            let all: Vec<_> = merged.iter().chain([&upper]).collect();
+            merge(&all, hidden, most).map_err(|e| does_not_fit(&e))?
+        };
+        // What came with renamed directories and from below has not been looked at yet.
+        sift(&mut tree, &self.asked.rules.of(&[Effect::Deny])).map_err(|e: Denied| denied(&e))?;
+        mark_whiteouts(&mut tree);
+        Ok(tree)
+    }
+
+    fn publish(
+        &mut self,
+        tree: &LayerTree,
+        files: &FileIndex,
+        lowers: &[Lower],
+    ) -> Result<(LayerId, Manifest), ApiError> {
+        let asked = self.asked;
+        let mut parents: Vec<Parent> = Vec::new();
+        for lower in lowers {
+            // Files may point into any of them.
+            self.session.know(&lower.manifest).map_err(|e| store_failed(&e))?;
+            let role = if self.is_merged(lower.kind) { ParentRole::Merged } else { ParentRole::Below };
+            parents.push(Parent { layer: lower.id, role });
+        }
+        let size = |content: &Entry| if let Entry::File(data) = content { data.size() } else { 0 };
+        let about = About {
+            kind: asked.kind,
+            parents,
+            source: Source::Sandbox {
+                id: asked.sandbox.id.clone(),
+                task: asked.sandbox.task_id.clone(),
+                project: asked.project.clone(),
+            },
+            diff_ids: Vec::new(),
+            content_bytes: tree.tree.iter().map(|(_, inode)| size(&inode.content)).sum(),
+        };
+        let mut draft = self.session.draft(tree, about)?;
+        if asked.kind == LayerKind::Base {
+            draft.manifest.config = lowers.iter().find_map(|lower| lower.manifest.config.clone());
+        }
+        let manifest = draft.manifest.clone();
+        let id = self.session.name(draft, files, &asked.name)?;
+        Ok((id, manifest))
+    }
+
+    /// Writes down what this pack stored. While the sandbox is held its directory stays, and when it ends the file goes too.
+    fn note_previous(&self, id: LayerId, previous: &Previous) {
+        let file = self.previous_file();
+        let bytes = [id.to_string().as_bytes(), &previous.encode()].concat();
+        let written = self.grip.with(|_| {
+            let draft = file.with_extension("new");
+            std::fs::write(&draft, bytes).and_then(|()| std::fs::rename(&draft, &file))
+        });
+        if let Some(Err(error)) = written {
+            tracing::warn!(sandbox_id = %self.asked.sandbox.id, %error, "the next pack will read everything again");
+        }
+    }
+}
+
+/// What is known of the layer besides itself.
+struct Made {
+    left_out: Vec<LeftOut>,
+    under_toolkits: Option<rest::LeftOut>,
+}
+
+/// Takes no more packs when the node goes down.
+struct Stoppable<'a, 's> {
+    sink: &'a mut Sink<'s>,
+    stop: &'a dyn Fn() -> bool,
+}
+
+impl dsec_image::build::PackSink for Stoppable<'_, '_> {
+    fn pack(&mut self, id: dsec_image::layer::PackId, bytes: Vec<u8>) -> std::io::Result<()> {
+        if (self.stop)() {
+            return Err(std::io::Error::other("the node is going down"));
+        }
+        self.sink.pack(id, bytes)
+    }
+}
+
+fn under_toolkits(upper: &LayerTree, toolkits: &[LayerTree]) -> Result<Option<rest::LeftOut>, ApiError> {
+    if toolkits.is_empty() {
+        return Ok(None);
+    }
+    let above = merge(&toolkits.iter().collect::<Vec<_>>(), Hidden::Keep, ImportLimits::default().max_files)
+        .map_err(|e| does_not_fit(&e))?;
+    let found = shadowed(upper, &above);
+    let left_out = rest::LeftOut {
+        rule: "toolkits".to_owned(),
+        files: found.files,
+        bytes: found.bytes,
+        paths: found.paths,
+    };
+    Ok((found.files > 0).then_some(left_out))
+}
+
+fn shown(left_out: LeftOut) -> rest::LeftOut {
+    let LeftOut { effect: _, rule, files, bytes, paths } = left_out;
+    rest::LeftOut { rule, files, bytes, paths }
+}
+
+fn does_not_fit(error: &MergeError) -> ApiError {
+    match error {
+        MergeError::TooManyBlobs | MergeError::TooManyFiles { .. } => {
+            ApiError::new(ErrorKind::TooLarge, format!("the layer cannot be made: {error}"))
+        }
+        _ => internal("what the sandbox wrote does not fit the layers below it", error),
+    }
+}
