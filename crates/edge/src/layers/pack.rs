@@ -34,6 +34,7 @@ use dsec_proto::rest::{self, ApiError, LaunchPhase, Packed, Sandbox};
 use dsec_store::StoreError;
 
 use super::publish::{About, Session, Sink};
+use super::work::room_for;
 use super::{Layers, names};
 use crate::clock::micros;
 use crate::error::{
@@ -48,8 +49,6 @@ const DONORS_MAX: usize = 64 << 20;
 const DONOR_FILE: usize = 48;
 /// Blobs from which on a pack stores anew what an earlier one of the sandbox has: each is a device of the mount.
 const BLOBS_FULL: usize = 256;
-/// Disk that a pack leaves free, bytes: sandboxes write while it runs.
-const DISK_RESERVE: u64 = 512 << 20;
 
 /// A pack that is asked for.
 pub struct Pack {
@@ -195,12 +194,10 @@ impl Job<'_> {
     /// Whether the disk has room for all that the sandbox holds.
     fn check_room(&self) -> Result<(), ApiError> {
         let used = self.grip.with(|instance| instance.usage().disk_bytes).unwrap_or(0);
-        let free = rustix::fs::statvfs(self.session.work()).map(|fs| fs.f_bavail * fs.f_frsize);
-        let free = free.map_err(|e| internal("the disk of the node cannot be looked at", &e))?;
-        if free < used.saturating_add(DISK_RESERVE) {
-            return Err(no_room_for_layer(&std::io::Error::from(std::io::ErrorKind::StorageFull)));
-        }
-        Ok(())
+        room_for(&self.session.work().join("blob"), used).map_err(|e| match e.kind() {
+            std::io::ErrorKind::StorageFull => no_room_for_layer(&e),
+            _ => internal("the disk of the node cannot be looked at", &e),
+        })
     }
 
     /// What the sandbox is made of, the lowest first.
