@@ -140,6 +140,17 @@ class Registry:
             "layers": described,
         })
 
+    def push_layout(self, repository: str, tag: str, layout: Path) -> None:
+        """Pushes the one image of an OCI layout."""
+        def blob(digest: str) -> bytes:
+            return (layout / "blobs" / digest.replace(":", "/")).read_bytes()
+
+        (entry,) = json.loads((layout / "index.json").read_text())["manifests"]
+        manifest = json.loads(blob(entry["digest"]))
+        for described in (manifest["config"], *manifest["layers"]):
+            assert self.push_blob(repository, blob(described["digest"])) == described["digest"]
+        self.ask("PUT", f"/v2/{repository}/manifests/{tag}", blob(entry["digest"]), entry["mediaType"])
+
     def gets_of(self, digest: str) -> list[int]:
         """Statuses of the GETs of a blob so far."""
         lines = re.findall(rf'"GET /v2/[^ ]*/blobs/{digest}[^"]*" (\d+)', self.log.read_text(errors="replace"))

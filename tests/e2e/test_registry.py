@@ -73,6 +73,23 @@ def test_a_pulled_image_runs_as_its_configuration_says(shared: Platform, plain: 
     client.images.remove("real:2")
 
 
+def test_what_was_exported_comes_back_as_it_was(shared: Platform, plain: Registry, tmp_path: Path) -> None:
+    shared.dsec("image", "export", IMAGE, str(tmp_path / "layout"))
+    plain.push_layout("back", "1", tmp_path / "layout")
+    back = pull(shared, "back", f"{plain.address}/back:1")
+    client = shared.client()
+    before = client.images.get(IMAGE)
+    assert (back["files"], back["content_bytes"]) == (before.files, before.content_bytes)
+    # Not what a sandbox puts there itself.
+    find = "cd / && find bin etc lib opt root sbin srv usr var -xdev ! -path etc/host\\* ! -path etc/resolv.conf"
+    names = find + r" \( -type d -printf '%p %m %U:%G\n' -o -printf '%p %y %m %U:%G %s %T@ %l\n' \)"
+    bytes_of = find + " -type f -print0 | xargs -0 sha256sum"
+    for line in (names, bytes_of):
+        seen = [set(shared.dsec("run", name, "--", "sh", "-c", line).stdout.splitlines()) for name in (IMAGE, "back")]
+        assert sorted(seen[0] ^ seen[1])[:10] == [] and seen[0]
+    client.images.remove("back")
+
+
 def test_a_layer_that_is_here_is_not_fetched_again(shared: Platform, plain: Registry) -> None:
     common, one, two = random_layer(300_000), random_layer(1000, "one"), random_layer(1000, "two")
     plain.push("first", "1", [common, one])

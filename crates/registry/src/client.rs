@@ -372,3 +372,40 @@ impl<'a> Tries<'a> {
         doubled.mul_f64(1.0 + jitter)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client(reference: &str, plain_http: bool) -> Client {
+        Client::new(&reference.parse().unwrap(), &Settings { plain_http, ..Settings::default() }).unwrap()
+    }
+
+    fn followed(client: &Client, to: &str) -> Result<String, PullError> {
+        client.follow(Url::parse(to).unwrap()).map(String::from)
+    }
+
+    #[test]
+    fn tls_is_left_for_nothing_less() {
+        let secure = client("registry.example/a", false);
+        assert_eq!(secure.base.as_str(), "https://registry.example/v2/a/");
+        assert!(matches!(followed(&secure, "http://registry.example/x"), Err(PullError::Downgraded { .. })));
+        assert_eq!(
+            followed(&secure, "https://u:p@other.example/x?y#z").unwrap(),
+            "https://other.example/x?y"
+        );
+        for plain in [client("localhost:5000/a", false), client("registry.example/a", true)] {
+            assert_eq!(plain.base.scheme(), "http");
+            assert!(followed(&plain, "http://other.example/").is_ok());
+        }
+    }
+
+    #[test]
+    fn pauses_double_up_to_their_limit() {
+        let limits = Limits::default();
+        let pause = |failed| Tries { limits: &limits, failed }.pause();
+        assert!(pause(1) >= limits.pause && pause(1) <= limits.pause * 3 / 2);
+        assert!(pause(4) >= limits.pause * 8);
+        assert!(pause(u32::MAX) >= limits.pause_max);
+    }
+}

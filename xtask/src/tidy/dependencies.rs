@@ -69,6 +69,7 @@ const MAY: &[(&str, &[&str])] = &[
             "dsec-sys",
         ],
     ),
+    ("dsec-recipe", &[]),
     ("dsec-registry", &["dsec-image", "dsec-model"]),
     ("dsec-aether", &["dsec-proto"]),
     ("dsec-control", &["dsec-http", "dsec-model", "dsec-proto"]),
