@@ -39,11 +39,13 @@ use tokio::time::Instant;
 use crate::error::StoreError;
 use crate::lease::{Brief, Leases, read_brief};
 use crate::mark::{Marks, Tier};
-use crate::store::{Found, Store, json, random};
+use crate::store::{Found, RECORD_MAX, Store, json, random};
 use crate::{key, lease, names};
 
 /// Objects in one list: a wait for it stays short, and the marking before each is done once for many.
 const LIST_MAX: usize = 1000;
+/// Bytes of a list: that many keys and room.
+const LIST_SIZE_MAX: u64 = 1 << 20;
 /// Objects read or removed at once.
 pub(crate) const REQUESTS_MAX: usize = 16;
 
@@ -95,7 +97,7 @@ pub(crate) async fn is_condemned(store: &Store, key: &str) -> Result<bool, Store
     }
     let now_ms = store.now_ms().await?;
     for object in lists {
-        let list = read_brief::<List>(store, &object, "a collection's list").await?;
+        let list = read_brief::<List>(store, &object, "a collection's list", LIST_SIZE_MAX).await?;
         if !list.is_void(&object, now_ms) && list.may_name(key) {
             return Ok(true);
         }
@@ -162,7 +164,7 @@ impl Collector {
         let mut removed = Leases::read(&self.store).await?.remove_run_out(&self.store).await?;
         let now_ms = self.store.now_ms().await?;
         for object in self.store.list(key::COLLECT, None).await? {
-            let list = read_brief::<List>(&self.store, &object, "a collection's list").await?;
+            let list = read_brief::<List>(&self.store, &object, "a collection's list", LIST_SIZE_MAX).await?;
             if list.is_void(&object, now_ms) {
                 self.store.delete(&object.key).await?;
                 removed += 1;
@@ -265,11 +267,14 @@ impl Collector {
             if !self.is_old(&object, now_ms) {
                 continue;
             }
-            let bytes = match self.store.get(&object.key, "a conversion").await {
+            let read = self.store.get(&object.key, "a conversion", RECORD_MAX).await;
+            let layer = match read.and_then(|bytes| names::layer_in(&object, &bytes)) {
                 Err(StoreError::NotFound { .. }) => continue,
-                other => other?,
+                // One that is damaged says nothing.
+                Err(StoreError::Damaged { .. }) => None,
+                layer => Some(layer?),
             };
-            if names::layer_in(&object, &bytes).map_or(true, |id| !layers.contains(&id)) {
+            if layer.is_none_or(|id| !layers.contains(&id)) {
                 self.store.delete(&object.key).await?;
                 removed += 1;
             }

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http_body_util::BodyExt as _;
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::{Client, connect::HttpConnector as TcpConnector};
 use hyper_util::rt::TokioExecutor;
@@ -18,7 +19,7 @@ use object_store::client::{
 };
 use object_store::local::LocalFileSystem;
 use object_store::prefix::PrefixStore;
-use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
+use object_store::{BackoffConfig, ClientOptions, GetOptions, ObjectStore, RetryConfig};
 use rustls::{ClientConfig, RootCertStore};
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +27,8 @@ use crate::error::StoreError;
 
 /// How long a bucket may take to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest answer that is not an object's content: a page of a list is the longest.
+const ANSWER_MAX: u64 = 16 << 20;
 /// Idle connections kept open to a bucket: as many as uploads and fetches under way at once are likely to need.
 const IDLE_CONNECTIONS_MAX: usize = 64;
 
@@ -81,11 +84,25 @@ impl StoreSettings {
         }
     }
 
+    /// Whether they name a directory, not a bucket.
+    pub fn is_directory(&self) -> bool {
+        self.path().is_some()
+    }
+
+    fn path(&self) -> Option<&str> {
+        let path = self.url.strip_prefix("file://").unwrap_or(&self.url);
+        path.starts_with('/').then_some(path)
+    }
+
     /// Whether they name a store, which is not asked: it may be away.
     ///
     /// # Errors
     /// [`StoreError::Settings`].
     pub fn check(&self) -> Result<(), StoreError> {
+        if self.is_directory() {
+            // Not even looked at: one whose server is gone may not answer for ever.
+            return Ok(());
+        }
         match open(self, false) {
             Err(error @ StoreError::Settings { .. }) => Err(error),
             _ => Ok(()),
@@ -105,8 +122,7 @@ pub(crate) struct Backend {
 /// Opens the backend; `create` makes a directory that is not there.
 pub(crate) fn open(settings: &StoreSettings, create: bool) -> Result<Backend, StoreError> {
     let bad = |problem: String| StoreError::Settings { given: settings.url.clone(), problem };
-    let path = settings.url.strip_prefix("file://").unwrap_or(&settings.url);
-    if path.starts_with('/') {
+    if let Some(path) = settings.path() {
         if create {
             std::fs::create_dir_all(path).map_err(|error| bad(format!("it cannot be made: {error}")))?;
         }
@@ -207,6 +223,17 @@ impl Hyper {
     }
 }
 
+/// Most bytes of a body that are read into memory; goes with a request.
+#[derive(Debug, Clone, Copy)]
+struct BodyMax(u64);
+
+/// A read of at most so many bytes. A bucket's answer that is longer is not read at all, or not on from there.
+pub(crate) fn up_to(max: u64) -> GetOptions {
+    let mut options = GetOptions::default();
+    options.extensions.insert(BodyMax(max));
+    options
+}
+
 /// One HTTP client.
 #[derive(Debug)]
 struct Service {
@@ -218,6 +245,7 @@ struct Service {
 impl HttpService for Service {
     /// Reads the whole answer, so that the time limit is on all of it and a body that breaks off is tried again.
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let max = request.extensions().get::<BodyMax>().map_or(ANSWER_MAX, |max| max.0);
         let exchange = async {
             let response = self.client.request(request).await.map_err(|error| {
                 let kind =
@@ -225,8 +253,14 @@ impl HttpService for Service {
                 HttpError::new(kind, error)
             })?;
             let (head, body) = response.into_parts();
-            let body = body.collect().await.map_err(|e| HttpError::new(HttpErrorKind::Interrupted, e))?;
-            let body = http_body_util::Full::new(body.to_bytes()).map_err(|never| match never {});
+            let length =
+                head.headers.get("content-length").and_then(|length| length.to_str().ok()?.parse().ok());
+            let bytes = match length {
+                // Who asked sees the length and reads no further. To a question for the length alone no bytes come.
+                Some(length) if max < length => Bytes::new(),
+                _ => collect(body, max).await?,
+            };
+            let body = http_body_util::Full::new(bytes).map_err(|never| match never {});
             Ok(HttpResponse::from_parts(head, HttpResponseBody::new(body)))
         };
         match tokio::time::timeout(self.timeout, exchange).await {
@@ -234,4 +268,21 @@ impl HttpService for Service {
             Err(elapsed) => Err(HttpError::new(HttpErrorKind::Timeout, elapsed)),
         }
     }
+}
+
+/// A body's bytes, unless there are too many.
+async fn collect<B>(body: B, max: u64) -> Result<Bytes, HttpError>
+where
+    B: http_body_util::BodyExt,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let limited = Limited::new(body, usize::try_from(max).unwrap_or(usize::MAX));
+    let collected = limited.collect().await.map_err(|error| {
+        let is_long = error.is::<LengthLimitError>();
+        // Asked again, it would be as long.
+        let kind = if is_long { HttpErrorKind::Decode } else { HttpErrorKind::Interrupted };
+        let long = || std::io::Error::other(format!("the answer goes on after {max} bytes"));
+        HttpError::new(kind, if is_long { long() } else { std::io::Error::other(error) })
+    })?;
+    Ok(collected.to_bytes())
 }

@@ -38,7 +38,7 @@ impl Store {
             };
             let mut layout = OciLayout::create(&directory).map_err(failed)?;
             for (id, manifest) in &layers {
-                let image = reader.runtime.block_on(reader.store.metadata(&manifest.metadata.id))?;
+                let image = reader.runtime.block_on(reader.store.metadata(&manifest.metadata))?;
                 let tree = LayerTree::decode(&image)
                     .map_err(|error| StoreError::damaged(format!("the metadata of layer {id}"), error))?;
                 layout.layer(&tree, &mut reader).map_err(failed)?;

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use crate::error::StoreError;
-use crate::store::{Found, Store, json, random};
+use crate::store::{Found, RECORD_MAX, Store, json, random};
 use crate::{collect, key};
 
 /// Renewals in the time a lease has: two may fail.
@@ -325,7 +325,7 @@ impl Leases {
 }
 
 async fn read_one(store: &Store, object: &Found, now_ms: i64) -> Result<Option<Seen>, StoreError> {
-    let seen = match read_brief::<Alive>(store, object, "a lease").await? {
+    let seen = match read_brief::<Alive>(store, object, "a lease", RECORD_MAX).await? {
         Brief::Gone => return Ok(None),
         Brief::Unreadable => (holder_in(&object.key).to_owned(), UNREADABLE_MAX.as_millis() as i64),
         Brief::Read(alive) => (alive.holder, (alive.ttl_ms as i64).saturating_mul(2)),
@@ -356,8 +356,9 @@ pub(crate) async fn read_brief<T: DeserializeOwned>(
     store: &Store,
     object: &Found,
     what: &str,
+    max: u64,
 ) -> Result<Brief<T>, StoreError> {
-    let problem = match store.get(&object.key, what).await {
+    let problem = match store.get(&object.key, what, max).await {
         Err(StoreError::NotFound { .. }) => return Ok(Brief::Gone),
         Err(StoreError::Damaged { problem, .. }) => problem,
         Err(error) => return Err(error),

@@ -9,7 +9,7 @@ use futures_util::{StreamExt as _, TryStreamExt as _};
 use crate::collect::REQUESTS_MAX;
 use crate::error::StoreError;
 use crate::lease::Leases;
-use crate::store::Store;
+use crate::store::{RECORD_MAX, Store};
 use crate::{key, names};
 
 /// How often marking begins again when what it read from vanishes under it, as another collector may make it.
@@ -127,7 +127,7 @@ impl Marks {
         let store = &self.store;
         let mut reads = futures_util::stream::iter(unread)
             .map(|object| async move {
-                let bytes = unless_gone(store.get(&object.key, "a name").await)?;
+                let bytes = unless_gone(store.get(&object.key, "a name", RECORD_MAX).await)?;
                 bytes.map(|bytes| names::layer_in(&object, &bytes).map(|id| (object, id))).transpose()
             })
             .buffer_unordered(REQUESTS_MAX);

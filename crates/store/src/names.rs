@@ -5,11 +5,12 @@
 
 use std::collections::BTreeMap;
 
+use bytes::Bytes;
 use dsec_image::layer::{Label, LayerId, LayerKind, LayerName, LayerRef, Select};
 use serde::{Deserialize, Serialize};
 
 use crate::error::StoreError;
-use crate::store::{Found, Store, json};
+use crate::store::{Found, RECORD_MAX, Store, json};
 use crate::{key, lease};
 
 /// How often a tag is looked up again when it moves between the listing and the reading.
@@ -81,7 +82,7 @@ impl Store {
         version: &Label,
     ) -> Result<LayerId, StoreError> {
         let what = format!("{kind} {name}@{version}");
-        let bytes = self.get(&key::version(kind, name, version), &what).await?;
+        let bytes = self.get(&key::version(kind, name, version), &what, RECORD_MAX).await?;
         let record: VersionRecord =
             serde_json::from_slice(&bytes).map_err(|error| StoreError::damaged(what, error))?;
         Ok(record.layer)
@@ -270,15 +271,20 @@ impl Store {
     /// The layer an OCI layer was converted to, if it is known; whoever uses it takes it into a lease first.
     ///
     /// # Errors
-    /// [`StoreError`]; that it is not known is no error.
+    /// [`StoreError`]; that it is not known, or that what is known is damaged, is no error.
     pub async fn converted(&self, diff_id: &str) -> Result<Option<LayerId>, StoreError> {
         let what = format!("what {diff_id} was converted to");
-        match self.get(&key::oci(diff_id), &what).await {
+        let bytes = self.get(&key::oci(diff_id), &what, RECORD_MAX).await;
+        let read =
+            |bytes: Bytes| serde_json::from_slice(&bytes).map_err(|error| StoreError::damaged(&what, error));
+        match bytes.and_then(read) {
+            Ok(VersionRecord { layer }) => Ok(Some(layer)),
             Err(StoreError::NotFound { .. }) => Ok(None),
+            Err(StoreError::Damaged { what, problem }) => {
+                tracing::warn!(object = what, problem, "damaged hint left aside");
+                Ok(None)
+            }
             Err(error) => Err(error),
-            Ok(bytes) => serde_json::from_slice::<VersionRecord>(&bytes)
-                .map(|record| Some(record.layer))
-                .map_err(|error| StoreError::damaged(what, error)),
         }
     }
 
@@ -319,7 +325,7 @@ impl Store {
                 self.check_marker().await?;
                 return Ok(None);
             };
-            match self.get(&object.key, &what).await {
+            match self.get(&object.key, &what, RECORD_MAX).await {
                 Err(StoreError::NotFound { .. }) => {}
                 Err(error) => return Err(error),
                 Ok(bytes) => {

@@ -73,6 +73,11 @@ impl Publish {
             self.require(&key::pack(&pack.id), pack.size.into(), &format!("pack {}", pack.id)).await?;
         }
         let bytes = index.encode();
+        if bytes.len() as u64 > read::INDEX_SIZE_MAX {
+            let problem =
+                format!("it has {} bytes and may have {} at most", bytes.len(), read::INDEX_SIZE_MAX);
+            return Err(StoreError::damaged("the index of a blob to publish", problem));
+        }
         let id = BlobId(Digest::of(&bytes));
         self.ensure(&key::blob(&id), bytes.into()).await?;
         self.blobs.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
@@ -121,13 +126,18 @@ impl Publish {
     }
 
     /// Says where the content of a layer's files lies, so that layers made later need not store it again. The layer is
-    /// there already.
+    /// there already. Of one with too many files nothing is said.
     ///
     /// # Errors
     /// `NotFound` if it is not.
     pub async fn files(&self, layer: &LayerId, files: &FileIndex) -> Result<(), StoreError> {
         self.lease.use_layer(layer).await?;
-        self.ensure(&key::files(layer), read::seal(&files.encode())).await
+        let bytes = read::seal(&files.encode());
+        if bytes.len() as u64 > read::FILES_SIZE_MAX {
+            tracing::warn!(%layer, size = bytes.len(), "too many files to say where they lie");
+            return Ok(());
+        }
+        self.ensure(&key::files(layer), bytes).await
     }
 
     /// Gives the layer a version of a name, the last step.

@@ -6,7 +6,9 @@ use std::ops::Range;
 use bytes::Bytes;
 use dsec_image::build::FileIndex;
 use dsec_image::erofs::{BLOCK_SIZE, BlobRef};
-use dsec_image::layer::{BlobId, BlobIndex, Digest, LayerId, Manifest, MetadataId, PackId};
+use dsec_image::layer::{
+    BlobId, BlobIndex, Digest, LayerId, MANIFEST_SIZE_MAX, Manifest, MetadataRef, PackId,
+};
 
 use crate::error::StoreError;
 use crate::key;
@@ -16,6 +18,12 @@ use crate::store::Store;
 /// second request.
 pub const COALESCE_GAP: u32 = 128 << 10;
 const DIGEST_SIZE: usize = 32;
+/// Longest index of a blob: one of more than 300 GiB, beyond what any sandbox may write.
+pub(crate) const INDEX_SIZE_MAX: u64 = 64 << 20;
+/// Longest index of a layer's files: five million of them, as many as an import may have.
+pub(crate) const FILES_SIZE_MAX: u64 = 256 << 20;
+/// Longest record of first reads.
+const TRACE_SIZE_MAX: u64 = 1 << 20;
 
 impl Store {
     /// A layer's manifest.
@@ -24,18 +32,19 @@ impl Store {
     /// [`StoreError`]; `Damaged` if its bytes are not what the id says.
     pub async fn manifest(&self, id: &LayerId) -> Result<Manifest, StoreError> {
         let what = format!("layer {id}");
-        let bytes = self.get(&key::layer(id), &what).await?;
+        let bytes = self.get(&key::layer(id), &what, MANIFEST_SIZE_MAX as u64).await?;
         check(&what, &bytes, &id.0)?;
         Manifest::decode(&bytes).map_err(|error| StoreError::damaged(what, error))
     }
 
-    /// A metadata image.
+    /// A layer's metadata image.
     ///
     /// # Errors
     /// As [`Self::manifest`].
-    pub async fn metadata(&self, id: &MetadataId) -> Result<Bytes, StoreError> {
+    pub async fn metadata(&self, metadata: &MetadataRef) -> Result<Bytes, StoreError> {
+        let MetadataRef { id, size } = metadata;
         let what = format!("metadata {id}");
-        let bytes = self.get(&key::metadata(id), &what).await?;
+        let bytes = self.get(&key::metadata(id), &what, *size).await?;
         check(&what, &bytes, &id.0)?;
         Ok(bytes)
     }
@@ -46,7 +55,7 @@ impl Store {
     /// As [`Self::manifest`].
     pub async fn blob_index(&self, id: &BlobId) -> Result<BlobIndex, StoreError> {
         let what = format!("the index of blob {id}");
-        let bytes = self.get(&key::blob(id), &what).await?;
+        let bytes = self.get(&key::blob(id), &what, INDEX_SIZE_MAX).await?;
         check(&what, &bytes, &id.0)?;
         BlobIndex::decode(&bytes).map_err(|error| StoreError::damaged(what, error))
     }
@@ -58,7 +67,7 @@ impl Store {
         manifest: &Manifest,
     ) -> Result<Option<FileIndex>, StoreError> {
         let what = format!("the files of layer {layer}");
-        let bytes = match self.get(&key::files(layer), &what).await {
+        let bytes = match self.get(&key::files(layer), &what, FILES_SIZE_MAX).await {
             Err(StoreError::NotFound { .. }) => return Ok(None),
             other => other?,
         };
@@ -126,7 +135,7 @@ impl Store {
     /// # Errors
     /// [`StoreError`]; that there is none is no error.
     pub async fn trace(&self, blob: &BlobId) -> Result<Option<Bytes>, StoreError> {
-        match self.get(&key::trace(blob), "a trace").await {
+        match self.get(&key::trace(blob), "a trace", TRACE_SIZE_MAX).await {
             Err(StoreError::NotFound { .. }) => Ok(None),
             other => other.map(Some),
         }

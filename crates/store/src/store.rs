@@ -31,6 +31,9 @@ struct Inner {
     url: String,
 }
 
+/// Longest record: names, tags, hints, leases, the marker. All have less than a KiB of text from outside.
+pub(crate) const RECORD_MAX: u64 = 16 << 10;
+
 /// An object and when it was written, by the store's clock.
 #[derive(Debug, Clone)]
 pub(crate) struct Found {
@@ -93,17 +96,18 @@ impl Store {
     /// Whether this is a store at all: a directory whose mount is gone must not pass for an empty one.
     pub(crate) async fn check_marker(&self) -> Result<(), StoreError> {
         let what = format!("the store's {}", key::MARKER);
-        let bytes = self.get_unchecked(key::MARKER, &what).await.map_err(|error| match error {
-            StoreError::NotFound { .. } => StoreError::Unavailable {
-                what,
-                source: format!(
-                    "there is no store at {}: make one, or see whether it is mounted",
-                    self.0.url
-                )
-                .into(),
-            },
-            other => other,
-        })?;
+        let bytes =
+            self.get_unchecked(key::MARKER, &what, RECORD_MAX).await.map_err(|error| match error {
+                StoreError::NotFound { .. } => StoreError::Unavailable {
+                    what,
+                    source: format!(
+                        "there is no store at {}: make one, or see whether it is mounted",
+                        self.0.url
+                    )
+                    .into(),
+                },
+                other => other,
+            })?;
         match serde_json::from_slice::<Marker>(&bytes) {
             Ok(Marker { format: STORE_FORMAT }) => Ok(()),
             Ok(Marker { format }) => Err(StoreError::Settings {
@@ -114,12 +118,12 @@ impl Store {
         }
     }
 
-    /// The bytes of an object. What says what it is in errors.
+    /// The bytes of an object, at most `max`. What says what it is in errors.
     ///
     /// # Errors
-    /// `NotFound` only if the store itself is there.
-    pub(crate) async fn get(&self, key: &str, what: &str) -> Result<Bytes, StoreError> {
-        match self.get_unchecked(key, what).await {
+    /// `NotFound` only if the store itself is there; `Damaged` if it is longer, which is not read then.
+    pub(crate) async fn get(&self, key: &str, what: &str, max: u64) -> Result<Bytes, StoreError> {
+        match self.get_unchecked(key, what, max).await {
             Err(error @ StoreError::NotFound { .. }) => {
                 self.check_marker().await?;
                 Err(error)
@@ -128,9 +132,15 @@ impl Store {
         }
     }
 
-    async fn get_unchecked(&self, key: &str, what: &str) -> Result<Bytes, StoreError> {
-        let read = async { self.0.backend.objects.get(&Path::from(key)).await?.bytes().await };
-        read.await.map_err(|error| StoreError::from_backend(what, error))
+    async fn get_unchecked(&self, key: &str, what: &str, max: u64) -> Result<Bytes, StoreError> {
+        let unreadable = |error| StoreError::from_backend(what, error);
+        let found = self.0.backend.objects.get_opts(&Path::from(key), connect::up_to(max)).await;
+        let found = found.map_err(unreadable)?;
+        if found.meta.size > max {
+            let problem = format!("it has {} bytes and may have {max} at most", found.meta.size);
+            return Err(StoreError::damaged(what, problem));
+        }
+        found.bytes().await.map_err(unreadable)
     }
 
     /// Part of an object; it may be less than asked for where the object ends.
@@ -140,7 +150,8 @@ impl Store {
         range: std::ops::Range<u64>,
         what: &str,
     ) -> Result<Bytes, StoreError> {
-        let options = GetOptions { range: Some(GetRange::Bounded(range.clone())), ..GetOptions::default() };
+        let max = range.end.saturating_sub(range.start);
+        let options = GetOptions { range: Some(GetRange::Bounded(range.clone())), ..connect::up_to(max) };
         let read = async { self.0.backend.objects.get_opts(&Path::from(key), options).await?.bytes().await };
         match read.await.map_err(|error| StoreError::from_backend(what, error)) {
             Err(error @ StoreError::NotFound { .. }) => {

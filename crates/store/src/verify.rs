@@ -159,7 +159,7 @@ impl Verification<'_> {
         let metadata = &manifest.metadata;
         let (key, object) = (key::metadata(&metadata.id), format!("metadata {}", metadata.id));
         if self.seen.insert(key.clone()) && self.has_size(&key, &object, metadata.size).await? {
-            let read = self.store.metadata(&metadata.id).await;
+            let read = self.store.metadata(metadata).await;
             self.take(object, read)?;
         }
         let files = self.store.files(layer, manifest).await;

@@ -86,7 +86,7 @@ impl Two {
         let mut open = vec![self.id()];
         while let Some(id) = open.pop() {
             let manifest = self.store.manifest(&id).await?;
-            self.store.metadata(&manifest.metadata.id).await?;
+            self.store.metadata(&manifest.metadata).await?;
             for blob in &manifest.blobs {
                 let index = self.store.blob_index(&blob.id).await?;
                 for number in 0..index.groups().len() as u64 {
@@ -197,7 +197,14 @@ enum Server {
     StallsInTheBody,
     HangsUpInTheBody,
     Answers(&'static str),
+    /// Says that more will follow than any memory holds.
+    IsLong,
+    /// Does not say how much will follow, and goes on.
+    GoesOn,
 }
+
+/// Far more than any record has.
+const LONG: usize = 64 << 20;
 
 impl Server {
     /// Serves until the test's process ends, and says at which port.
@@ -223,6 +230,19 @@ impl Server {
             Self::Answers(status) => {
                 let answer = format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
                 connection.write_all(answer.as_bytes()).ok()?;
+            }
+            Self::IsLong | Self::GoesOn => {
+                let head =
+                    "HTTP/1.1 200 OK\r\nLast-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\nETag: \"1\"\r\n";
+                let length = match self {
+                    Self::IsLong => format!("Content-Length: {}", 1_u64 << 40),
+                    _ => "Transfer-Encoding: chunked".to_owned(),
+                };
+                connection.write_all(format!("{head}{length}\r\n\r\n").as_bytes()).ok()?;
+                let chunk = [b"10000\r\n".as_slice(), &[b' '; 0x10000], b"\r\n"].concat();
+                for _ in 0..LONG / chunk.len() {
+                    connection.write_all(&chunk).ok()?;
+                }
             }
         }
         if matches!(self, Self::Stalls | Self::StallsInTheBody) {
@@ -260,6 +280,41 @@ async fn a_server_that_is_slow_gone_or_faulty_is_unavailable_and_may_be_tried_ag
             "{server}: {error:?}"
         );
         assert!(error.to_string().contains("dsec-store.json"), "{server}: {error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_object_that_is_longer_than_its_kind_is_not_read() {
+    let error = open(Server::IsLong.start()).await;
+    assert!(
+        matches!(&error, StoreError::Damaged { problem, .. } if problem.contains("at most")),
+        "{error:?}"
+    );
+    let error = open(Server::GoesOn.start()).await;
+    assert!(format!("{error:?}").contains("goes on after"), "{error:?}");
+
+    let two = Two::published().await;
+    let too_long = |error: StoreError| match error {
+        StoreError::Damaged { problem, .. } => assert!(problem.contains("at most"), "{problem}"),
+        other => panic!("{other:?}"),
+    };
+    for (name, path) in two.objects(&two.top).into_iter().filter(|(name, _)| !name.starts_with("pack ")) {
+        let good = std::fs::read(&path).unwrap();
+        // A hole takes no room.
+        std::fs::File::options().append(true).open(&path).unwrap().set_len(1 << 40).unwrap();
+        println!("{name}");
+        too_long(two.read().await.unwrap_err());
+        std::fs::write(&path, &good).unwrap();
+    }
+    two.read().await.unwrap();
+    // A hint that is damaged is none.
+    let id = two.top.manifest.id().unwrap();
+    two.store.put_converted("sha256:1", id).await.unwrap();
+    assert_eq!(two.store.converted("sha256:1").await.unwrap(), Some(id));
+    let hint = std::fs::File::create(two.dir.path().join("oci/sha256-1")).unwrap();
+    for length in [0, 1 << 40] {
+        hint.set_len(length).unwrap();
+        assert_eq!(two.store.converted("sha256:1").await.unwrap(), None);
     }
 }
 

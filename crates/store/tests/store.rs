@@ -48,7 +48,7 @@ async fn reads(store: &Store, tool: &Sample) {
     let id = store.resolve(KIND, &reference("team/tool@1")).await.unwrap();
     let manifest = store.manifest(&id).await.unwrap();
     assert_eq!(manifest, tool.manifest);
-    assert_eq!(store.metadata(&manifest.metadata.id).await.unwrap(), tool.metadata);
+    assert_eq!(store.metadata(&manifest.metadata).await.unwrap(), tool.metadata);
     let index = store.blob_index(&manifest.blobs[0].id).await.unwrap();
     assert_eq!(index, tool.index);
     for (number, content) in tool.content.iter().enumerate() {

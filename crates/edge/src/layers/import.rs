@@ -264,7 +264,7 @@ fn known(layers: &Layers, session: &mut Session<'_>, diff_id: &str) -> Option<Pa
     let found = session.wait(async {
         let Some(id) = layers.store.converted(diff_id).await? else { return Ok(None) };
         let manifest = session.lease().use_layer(&id).await?;
-        let metadata = layers.store.metadata(&manifest.metadata.id).await?;
+        let metadata = layers.store.metadata(&manifest.metadata).await?;
         let files = session.lease().use_donor(&id).await?.unwrap_or_default();
         Ok::<_, StoreError>(Some((id, manifest, metadata, files)))
     });

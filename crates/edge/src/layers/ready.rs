@@ -76,7 +76,7 @@ impl Layers {
         }
         let image = self.meta.image(&id);
         if !image.exists() {
-            let bytes = self.store.metadata(&manifest.metadata.id).await.map_err(|e| store_failed(&e))?;
+            let bytes = self.store.metadata(&manifest.metadata).await.map_err(|e| store_failed(&e))?;
             let layers = Arc::clone(self);
             on_disk(move || layers.meta.keep(&id, &bytes)).await?;
         }
