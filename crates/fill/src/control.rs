@@ -12,7 +12,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, Semaphore};
 
-use crate::cache::{Cache, Mark, Stored};
+use crate::cache::{Cache, LetGo, Mark, Stored};
 use crate::engine::{Blob, Engine, FillError};
 use crate::protocol::{BlobStats, CONNECTIONS_MAX, Fetched, LINE_MAX, LOOK_MAX, Request, Response, Stats};
 use crate::source::with_causes;
@@ -20,6 +20,10 @@ use crate::trace::Trace;
 
 /// Prefetches under way at once. Each is a list of groups and a task; what they fetch at once is the engine's limit.
 const PREFETCHES_MAX: usize = 256;
+
+/// Pauses between looks whether a blob that is of no use is still in somebody's hands; each is twice the one before.
+const LET_GO_PAUSE_MIN: Duration = Duration::from_millis(5);
+const LET_GO_PAUSE_MAX: Duration = Duration::from_secs(10);
 
 /// What the caller of a request wants of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -163,16 +167,17 @@ impl Control {
 
     async fn mark(&self, id: BlobId, marks: Vec<(Mark, bool)>) -> Result<Response, FillError> {
         let engine = self.engine.clone();
-        blocking(id, move || {
+        let done = blocking(id, move || {
             if let Some(blob) = engine.known(id).map_err(io::Error::other)? {
                 for (mark, on) in marks {
                     blob.cached().set_mark(mark, on)?;
                 }
-                engine.let_go(blob);
             }
             Ok(Response::Done)
         })
-        .await
+        .await;
+        let_go(&self.engine, id);
+        done
     }
 
     async fn prefetch(&self, id: BlobId, trace: Option<String>) -> Result<Response, FillError> {
@@ -189,7 +194,8 @@ impl Control {
         tokio::spawn(async move {
             let done = engine.prefetch(&blob, &order).await;
             tracing::debug!(blob = %id, left = done.left, disagreed = done.disagreed, "prefetching ended");
-            let_go(&engine, blob).await;
+            drop(blob);
+            let_go(&engine, id);
             drop(place);
         });
         Ok(Response::Done)
@@ -216,7 +222,8 @@ impl Control {
             }),
             _ => None,
         };
-        let_go(&self.engine, blob).await;
+        drop(blob);
+        let_go(&self.engine, id);
         Ok(Response::Fetched(Fetched { wanted_bytes, left_bytes, is_over: ended.is_ok(), problem }))
     }
 
@@ -268,7 +275,8 @@ impl Control {
         })
         .await;
         blob.cached.seal_soon();
-        let_go(&self.engine, blob).await;
+        drop(blob);
+        let_go(&self.engine, id);
         Ok(Response::Inserted { complete: stored? == Stored::Cached })
     }
 
@@ -334,10 +342,20 @@ fn prove_if_complete(blob: &Blob) -> io::Result<bool> {
     Ok(cached.is_complete())
 }
 
-/// Forgets a blob that nothing came of.
-async fn let_go(engine: &Arc<Engine>, blob: Arc<Blob>) {
+/// Forgets a blob that is of no use any more, as soon as those who are at work with it are done, which is soon or their own task.
+fn let_go(engine: &Arc<Engine>, id: BlobId) {
     let engine = engine.clone();
-    tokio::task::spawn_blocking(move || engine.let_go(blob)).await.ok();
+    tokio::spawn(async move {
+        let mut pause = LET_GO_PAUSE_MIN;
+        while pause <= LET_GO_PAUSE_MAX {
+            let this = engine.clone();
+            match tokio::task::spawn_blocking(move || this.let_go(id)).await {
+                Ok(LetGo::InUse) => tokio::time::sleep(pause).await,
+                _ => return,
+            }
+            pause *= 2;
+        }
+    });
 }
 
 fn refused(message: String) -> Response {

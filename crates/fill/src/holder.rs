@@ -131,34 +131,37 @@ impl Held {
     async fn keep_going(&self, file: &Path, program: &Path, signals: &mut Signals) -> anyhow::Result<()> {
         let mut pause = PAUSE_MIN;
         loop {
-            let (mut worker, ready) = self.start(file, program)?;
-            let status = loop {
-                tokio::select! {
-                    status = worker.wait() => break status.context("a worker cannot be waited for")?,
-                    _ = signals.end.recv() => {
+            let served = match self.start(file, program) {
+                Ok((worker, ready)) => match attend(worker, signals).await? {
+                    Attended::Ended(status) => {
+                        let mut served = [0];
+                        let served = matches!(rustix::io::read(&ready, &mut served), Ok(1));
+                        tracing::info!(ended = %shown(status), served, "the worker ended; starting another");
+                        served
+                    }
+                    Attended::ToEnd(worker) => {
                         self.unmount_while_served();
                         return stop(worker).await;
                     }
-                    _ = signals.interrupt.recv() => {
-                        self.unmount_while_served();
-                        return stop(worker).await;
-                    }
-                    _ = signals.replace.recv() => worker.start_kill().context("a worker cannot be ended")?,
+                },
+                // The program may be in the midst of its replacement, the host short of memory or processes for a while.
+                Err(error) => {
+                    tracing::error!(error = format!("{error:#}"), "no worker can be started");
+                    false
                 }
             };
-            let mut served = [0];
-            if matches!(rustix::io::read(&ready, &mut served), Ok(1)) {
+            if served {
                 pause = PAUSE_MIN;
-                tracing::info!(ended = %shown(status), "the worker ended; starting another");
-            } else {
-                tracing::error!(ended = %shown(status), ?pause, "a worker ended before it served");
-                tokio::select! {
-                    () = tokio::time::sleep(pause) => {}
-                    _ = signals.end.recv() => return Ok(()),
-                    _ = signals.interrupt.recv() => return Ok(()),
-                }
-                pause = PAUSE_MAX.min(pause * 2);
+                continue;
             }
+            tracing::error!(?pause, "there was no worker that served; pausing");
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                _ = signals.replace.recv() => {}
+                _ = signals.end.recv() => return Ok(()),
+                _ = signals.interrupt.recv() => return Ok(()),
+            }
+            pause = PAUSE_MAX.min(pause * 2);
         }
     }
 
@@ -198,6 +201,24 @@ impl Held {
         }
         std::fs::remove_file(&self.socket)
             .with_context(|| format!("{} cannot be removed", self.socket.display()))
+    }
+}
+
+/// Why a worker is not attended to any more.
+enum Attended {
+    Ended(ExitStatus),
+    /// The holder is to end.
+    ToEnd(Child),
+}
+
+async fn attend(mut worker: Child, signals: &mut Signals) -> anyhow::Result<Attended> {
+    loop {
+        tokio::select! {
+            status = worker.wait() => return Ok(Attended::Ended(status.context("a worker cannot be waited for")?)),
+            _ = signals.end.recv() => return Ok(Attended::ToEnd(worker)),
+            _ = signals.interrupt.recv() => return Ok(Attended::ToEnd(worker)),
+            _ = signals.replace.recv() => worker.start_kill().context("a worker cannot be ended")?,
+        }
     }
 }
 

@@ -2,11 +2,14 @@
 
 use std::ops::Range;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use dsec_image::layer::{BlobId, PackId};
 use dsec_store::{Store, StoreError, StoreSettings};
-use tokio::sync::OnceCell;
+use tokio::runtime::Handle;
+use tokio::sync::{OnceCell, Semaphore};
+use tokio::task::JoinSet;
 
 /// Why something could not be fetched.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -55,33 +58,65 @@ pub trait PackSource: Send + Sync + 'static {
     fn index(&self, blob: &BlobId) -> Fetching<'_>;
 }
 
+/// Requests to the store at once, those included that nobody waits for any more and that still hold a thread.
+pub const REQUESTS_MAX: usize = 64;
+
 /// The layer store, opened when it is first needed: what is in the cache can be read while the store is away.
+///
+/// It has a runtime of its own. A directory whose server is gone keeps every thread that reads it, for as long as it likes, and
+/// nothing takes a thread back: so those threads are others than the ones that the cache is read with, and are counted.
 #[derive(Debug)]
 pub struct LayerStore {
-    settings: StoreSettings,
-    open: OnceCell<Store>,
+    settings: Arc<StoreSettings>,
+    open: Arc<OnceCell<Store>>,
+    runtime: Handle,
+    requests: Arc<Semaphore>,
 }
 
 impl LayerStore {
-    /// The store of these settings.
-    pub fn new(settings: StoreSettings) -> Self {
-        Self { settings, open: OnceCell::new() }
+    /// The store of these settings, asked on a runtime that may have [`REQUESTS_MAX`] blocking threads.
+    pub fn new(settings: StoreSettings, runtime: Handle) -> Self {
+        Self {
+            settings: Arc::new(settings),
+            open: Arc::default(),
+            runtime,
+            requests: Arc::new(Semaphore::new(REQUESTS_MAX)),
+        }
     }
 
-    async fn store(&self) -> Result<&Store, FetchError> {
-        Ok(self.open.get_or_try_init(|| Store::open(&self.settings)).await?)
+    fn ask<F>(&self, request: impl FnOnce(Store) -> F + Send + 'static) -> Fetching<'_>
+    where
+        F: Future<Output = Result<Bytes, StoreError>> + Send,
+    {
+        Box::pin(async move {
+            let stopped = || FetchError::Unreachable { why: "the store's runtime has stopped".to_owned() };
+            let place = self.requests.clone().acquire_owned().await.map_err(|_| stopped())?;
+            let (settings, open) = (self.settings.clone(), self.open.clone());
+            let asking = async move {
+                let _place = place;
+                let store = open.get_or_try_init(|| Store::open(&settings)).await?.clone();
+                Ok(request(store).await?)
+            };
+            if self.settings.is_directory() {
+                // Given up, it goes on and keeps its place until its thread is back.
+                return self.runtime.spawn(asking).await.unwrap_or_else(|_| Err(stopped()));
+            }
+            let mut one = JoinSet::new();
+            one.spawn_on(asking, &self.runtime);
+            one.join_next().await.and_then(Result::ok).unwrap_or_else(|| Err(stopped()))
+        })
     }
 }
 
 impl PackSource for LayerStore {
     fn fetch(&self, pack: &PackId, range: Range<u32>) -> Fetching<'_> {
         let pack = *pack;
-        Box::pin(async move { Ok(self.store().await?.fetch(&pack, range).await?) })
+        self.ask(move |store| async move { store.fetch(&pack, range).await })
     }
 
     fn index(&self, blob: &BlobId) -> Fetching<'_> {
         let blob = *blob;
-        Box::pin(async move { Ok(self.store().await?.blob_index(&blob).await?.encode().into()) })
+        self.ask(move |store| async move { Ok(store.blob_index(&blob).await?.encode().into()) })
     }
 }
 

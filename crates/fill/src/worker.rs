@@ -9,13 +9,14 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use dsec_sys::process;
 use rustix::process::{Resource, Signal};
+use tokio::runtime::Runtime;
 
 use crate::cache::{BootId, Cache};
 use crate::config::Config;
 use crate::control::{Control, Ending};
 use crate::engine::Engine;
 use crate::fuse::{Device, Shared, resend};
-use crate::source::LayerStore;
+use crate::source::{LayerStore, REQUESTS_MAX};
 
 /// Threads that may block on the disk, or unpack and check, at once. More would hold more memory and be no faster.
 const BLOCKING_THREADS: usize = 64;
@@ -45,13 +46,9 @@ pub fn run(config: &Config, inherited: Inherited) -> anyhow::Result<Ending> {
 
     let boot = BootId::current().context("the boot's id cannot be read")?;
     let cache = Arc::new(Cache::open(&config.cache_dir, config.cache_bytes, boot)?);
-    let source = Arc::new(LayerStore::new(config.store.clone()));
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .max_blocking_threads(BLOCKING_THREADS)
-        .enable_all()
-        .build()
-        .context("the async runtime cannot be started")?;
+    let runtime = runtime("fill", BLOCKING_THREADS)?;
+    let store_runtime = self::runtime("store", REQUESTS_MAX)?;
+    let source = Arc::new(LayerStore::new(config.store.clone(), store_runtime.handle().clone()));
     let engine = Engine::new(cache, source, config.limits.clone())?;
     let shared = Arc::new(Shared { engine: engine.clone(), runtime: runtime.handle().clone() });
 
@@ -75,7 +72,18 @@ pub fn run(config: &Config, inherited: Inherited) -> anyhow::Result<Ending> {
         rustix::process::kill_process(holder, Signal::TERM).context("the holder cannot be told to end")?;
     }
     runtime.shutdown_background();
+    store_runtime.shutdown_background();
     Ok(ending)
+}
+
+fn runtime(name: &str, blocking_threads: usize) -> anyhow::Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .thread_name(name)
+        .worker_threads(2)
+        .max_blocking_threads(blocking_threads)
+        .enable_all()
+        .build()
+        .context("an async runtime cannot be started")
 }
 
 /// A worker without a holder would keep a dead mount's content busy.

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use dsec_fill::client::ClientError;
+use dsec_fill::engine::Limits;
 use dsec_fill::protocol::BlobStats;
 use dsec_fill::trace::Trace;
 use rustix::process::{Signal, kill_process};
@@ -143,6 +144,68 @@ fn a_worker_is_replaced_under_a_waiting_reader() {
     while block_on(platform.client.stats()).unwrap().worker_pid == second {
         assert!(Instant::now() < until, "no other worker came");
     }
+}
+
+/// As in an upgrade that removes the program before it puts the new one there.
+#[test]
+fn a_holder_that_cannot_start_a_worker_goes_on_trying() {
+    let made = Made::new(14, 8 * GROUP);
+    let mut platform = Platform::start(&[&made], |_| {});
+    platform.end(Some(Signal::TERM));
+    let (program, away, errors) =
+        ["dsec-fill", "away", "errors"].map(|name| platform.dir.path().join(name)).into();
+    std::fs::copy(&platform.program, &program).unwrap();
+    (platform.program, platform.errors) = (program.clone(), Some(errors.clone()));
+    platform.hold();
+    let path = block_on(platform.client.open(made.id())).unwrap().path;
+    std::fs::rename(&program, &away).unwrap();
+    kill_process(platform.worker_pid().unwrap(), Signal::KILL).unwrap();
+    let reading = std::thread::spawn(move || Reader::open(&path, true).read(3 * GROUP, 1000));
+    let until = Instant::now() + LIMIT;
+    while !std::fs::read_to_string(&errors).unwrap().contains("cannot be started") {
+        assert!(Instant::now() < until, "it found a program to start");
+    }
+    std::fs::rename(&away, &program).unwrap();
+    assert_eq!(reading.join().unwrap().unwrap(), made.part(3 * GROUP..3 * GROUP + 1000));
+}
+
+/// A file that nobody writes to stands for one whose server is gone: whoever opens it waits.
+#[test]
+fn a_store_that_hangs_keeps_nobody_from_what_is_here() {
+    let (here, away) = (Made::new(15, 2 * GROUP), Made::new(16, 70 * GROUP));
+    let platform = Platform::start(&[&here, &away], |config| {
+        config.limits = Limits { run_groups: 1, attempt_ms: 100, outage_ms: 20_000, ..Limits::default() };
+    });
+    block_on(platform.client.fetch(here.id(), None, LIMIT)).unwrap();
+    let path = block_on(platform.client.open(away.id())).unwrap().path;
+    let packs: Vec<_> = away.packs.iter().map(|(id, bytes)| (platform.pack(id), bytes)).collect();
+    for (pack, _) in &packs {
+        std::fs::remove_file(pack).unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, pack, 0o600.into()).unwrap();
+    }
+    std::thread::scope(|scope| {
+        for group in 0..70 {
+            let (path, away) = (&path, &away);
+            scope.spawn(move || {
+                let read = Reader::open(path, true).read(group * GROUP, 100);
+                assert!(read.unwrap() == away.part(group * GROUP..group * GROUP + 100));
+            });
+        }
+        // Each try takes a thread and does not give it back.
+        let tasks = format!("/proc/{}/task", platform.worker_pid().unwrap().as_raw_nonzero());
+        let until = Instant::now() + LIMIT;
+        while std::fs::read_dir(&tasks).unwrap().count() < 64 {
+            assert!(Instant::now() < until, "{:?}", std::fs::read_dir(&tasks).unwrap().count());
+        }
+        let opened = block_on(platform.client.open(here.id())).unwrap();
+        assert!(opened.direct && std::fs::read(&opened.path).unwrap() == here.plain);
+        for (pack, bytes) in &packs {
+            let waiting = std::fs::File::options().write(true).open(pack).unwrap();
+            std::fs::remove_file(pack).unwrap();
+            std::fs::write(pack, bytes).unwrap();
+            drop(waiting);
+        }
+    });
 }
 
 #[test]
@@ -295,6 +358,16 @@ fn what_is_gone_is_let_go_of_and_what_was_done_for_it_still_counts() {
             std::fs::read_dir(descriptors).unwrap().filter_map(|entry| entry.ok()?.path().read_link().ok());
         files.filter(|file| file.display().to_string().contains(&read.id().to_string())).count()
     };
+    let wait_until_gone = || {
+        let until = Instant::now() + LIMIT;
+        loop {
+            let stats = block_on(platform.client.stats()).unwrap();
+            if (stats.known_blobs, open_files()) == (0, 0) {
+                return stats;
+            }
+            assert!(Instant::now() < until, "{stats:?}, {} files", open_files());
+        }
+    };
     let opened = block_on(platform.client.open(read.id())).unwrap();
     block_on(platform.client.open(unread.id())).unwrap();
     assert_eq!(block_on(platform.client.stats()).unwrap().known_blobs, 2);
@@ -304,16 +377,14 @@ fn what_is_gone_is_let_go_of_and_what_was_done_for_it_still_counts() {
     for made in [&read, &unread] {
         block_on(platform.client.close(made.id())).unwrap();
     }
-    let stats = block_on(platform.client.stats()).unwrap();
-    assert_eq!((stats.known_blobs, open_files()), (0, 0));
-    assert_eq!(stats.counts.asked_bytes, read.index.size());
+    assert_eq!(wait_until_gone().counts.asked_bytes, read.index.size());
     assert!(block_on(platform.client.look(&[read.id(), unread.id()])).unwrap().is_empty());
     let opened = block_on(platform.client.open(read.id())).unwrap();
     assert!(std::fs::read(&opened.path).unwrap() == read.plain);
     // Closed and then emptied, it goes at once.
     block_on(platform.client.close(read.id())).unwrap();
     block_on(platform.client.evict(read.id())).unwrap();
-    assert_eq!((block_on(platform.client.stats()).unwrap().known_blobs, open_files()), (0, 0));
+    assert_eq!(wait_until_gone().counts.asked_bytes, 2 * read.index.size());
 }
 
 #[test]

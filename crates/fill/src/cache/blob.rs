@@ -378,11 +378,15 @@ impl CachedBlob {
         self.gone.load(Ordering::Acquire)
     }
 
+    /// Whether nothing of it is here and nobody has marked it.
+    pub(super) fn is_unused(&self) -> bool {
+        !Mark::ALL.into_iter().any(|mark| self.has_mark(mark)) && self.ages().next().is_none()
+    }
+
     /// Removes its files when it is empty and nobody has marked it. Whether it is out of the cache now, and was not before.
     pub(super) fn remove_if_unused(&self) -> bool {
         let _alone = write_hold(&self.content);
-        let is_marked = Mark::ALL.into_iter().any(|mark| self.has_mark(mark));
-        if self.is_gone() || is_marked || self.ages().next().is_some() {
+        if self.is_gone() || !self.is_unused() {
             return false;
         }
         self.gone.store(true, Ordering::Release);

@@ -103,6 +103,17 @@ pub enum Stored {
     NoRoom,
 }
 
+/// What became of a blob that may be of no use any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LetGo {
+    /// It is out of the cache.
+    Gone,
+    /// Some of it is here, or somebody has marked it, or it is not known here.
+    Kept,
+    /// Somebody is at work with it: later it may go.
+    InUse,
+}
+
 /// Told of a blob that was taken out of the cache with its files.
 type Removed = Box<dyn Fn(BlobId) + Send + Sync>;
 
@@ -333,13 +344,19 @@ impl Cache {
         freed
     }
 
-    /// Takes a blob out with its files, of which nothing is here and that nobody has marked, unless somebody is at work with
-    /// it: besides the cache, only one may have it. Whether it did; who was to be told of it is not.
-    pub(crate) fn let_go(&self, blob: &Arc<CachedBlob>) -> bool {
+    /// Takes a blob out with its files if nothing of it is here and nobody has marked it. Besides the cache and the caller
+    /// nobody may be at work with it. Who was to be told of it is not.
+    pub(crate) fn let_go(&self, blob: &Arc<CachedBlob>) -> LetGo {
         let mut blobs = hold(&self.blobs);
         let known = blobs.loaded.get(&blob.id()).is_some_and(|known| Arc::ptr_eq(known, blob));
+        if !known || !blob.is_unused() {
+            return LetGo::Kept;
+        }
         // Who gets it from here needs the lock.
-        known && Arc::strong_count(blob) <= 2 && self.remove_if_unused(&mut blobs, blob)
+        if Arc::strong_count(blob) > 2 {
+            return LetGo::InUse;
+        }
+        if self.remove_if_unused(&mut blobs, blob) { LetGo::Gone } else { LetGo::Kept }
     }
 
     fn remove_if_unused(&self, blobs: &mut Blobs, blob: &CachedBlob) -> bool {

@@ -23,7 +23,7 @@ use dsec_image::layer::{BlobId, BlobIndex};
 use futures_util::future::{join_all, try_join_all};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::cache::{Cache, CacheError, CachedBlob, hold};
+use crate::cache::{Cache, CacheError, CachedBlob, LetGo, hold};
 use crate::source::PackSource;
 use crate::trace::{Prefetching, Recorder, Trace};
 use fetch::{Class, WRONG_TRIES};
@@ -167,19 +167,18 @@ impl Engine {
     }
 
     /// Forgets a blob of which nothing is here and that nobody has marked, unless somebody is at work with it.
-    pub fn let_go(&self, blob: Arc<Blob>) {
+    pub fn let_go(&self, id: BlobId) -> LetGo {
         let mut blobs = hold(&self.blobs);
-        let id = blob.cached.id();
-        let known = blobs.known.get(&id).is_some_and(|known| Arc::ptr_eq(known, &blob));
+        let Some(blob) = blobs.known.get(&id) else { return LetGo::Kept };
         // Who gets it from here needs the lock.
-        if known && Arc::strong_count(&blob) <= 2 && self.cache.let_go(&blob.cached) {
+        if Arc::strong_count(blob) > 1 {
+            return LetGo::InUse;
+        }
+        let ended = self.cache.let_go(&blob.cached);
+        if ended == LetGo::Gone {
             blobs.remove_gone(id);
         }
-    }
-
-    /// Blobs that are here and that something was done for.
-    pub fn touched(&self) -> Vec<Arc<Blob>> {
-        hold(&self.blobs).known.values().cloned().collect()
+        ended
     }
 
     /// What was done for all blobs.

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use dsec_fill::client::Client;
 use dsec_fill::config::Config;
 use dsec_fill::engine::Limits;
+use dsec_image::layer::PackId;
 use dsec_store::{Lease, Publish, Store, StoreSettings};
 use rustix::fs::{Advice, OFlags, fadvise};
 use rustix::process::{Pid, Signal, kill_process};
@@ -24,6 +25,9 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 pub(crate) struct Platform {
     pub(crate) dir: TempDir,
     pub(crate) client: Client,
+    /// What is started by [`Self::hold`], and where it writes its errors.
+    pub(crate) program: PathBuf,
+    pub(crate) errors: Option<PathBuf>,
     holder: Option<Child>,
 }
 
@@ -53,14 +57,17 @@ impl Platform {
         change(&mut config);
         std::fs::write(dir.path().join("fill.toml"), toml::to_string(&config).unwrap()).unwrap();
         let client = Client::new(&dir.path().join("socket"), LIMIT);
-        let mut platform = Self { dir, client, holder: None };
+        let program = PathBuf::from(env!("CARGO_BIN_EXE_dsec-fill"));
+        let mut platform = Self { dir, client, program, errors: None, holder: None };
         platform.hold();
         platform
     }
 
     /// Starts a holder and waits until its worker answers.
     pub(crate) fn hold(&mut self) {
-        let holder = Command::new(env!("CARGO_BIN_EXE_dsec-fill"))
+        let errors = self.errors.as_ref().map_or(Stdio::inherit(), |path| File::create(path).unwrap().into());
+        let holder = Command::new(&self.program)
+            .stderr(errors)
             .args(["hold", "--config"])
             .arg(self.dir.path().join("fill.toml"))
             .env("DSEC_LOG", "error")
@@ -73,6 +80,12 @@ impl Platform {
 
     pub(crate) fn mount(&self) -> PathBuf {
         self.dir.path().join("mount")
+    }
+
+    /// A pack's file in the store.
+    pub(crate) fn pack(&self, id: &PackId) -> PathBuf {
+        let id = id.to_string();
+        self.dir.path().join("store/packs").join(&id[..2]).join(id)
     }
 
     pub(crate) fn holder_pid(&self) -> Pid {
