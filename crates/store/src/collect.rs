@@ -20,9 +20,11 @@
 //! after (a), so (2) shows the hold and the object stays. If (b) showed it, (c) comes after the list's end, and any later list
 //! falls under the first case. A publisher lets a hold go only after it wrote what refers to the object, and (2) reads leases before
 //! references, so one of both is seen. A layer in use is held by its manifest alone: while a manifest exists, tier by tier, all below it is
-//! marked; and it exists with all below it from the start, as a publisher holds everything until it has written it. A collector that dies leaves a list; it is
-//! void after twice the time a collector gives itself, which also bounds how late a request that is under way may arrive. That, and that a
-//! lease counts for twice its time, are the only uses of clocks. Collectors need not know of each other: each removes only under
+//! marked; and it exists with all below it from the start, as a publisher holds everything until it has written it. A collector that dies, or whose removal
+//! fails, leaves a list. It is void when the collector's time is over and no removal that was sent in it can arrive any more: each is
+//! sent once, waited for no longer than the store's settings say, and taken to arrive no later than as long again. That, and that a lease counts for
+//! twice its time, are the only uses of clocks. Should one be later all the same, a publisher that met a void list with an object of its
+//! own looks at it once more before and after it names what relies on it. Collectors need not know of each other: each removes only under
 //! its own list.
 //!
 //! **Fail closed.** If anything that is marked from cannot be read, the collection ends with that error and removes nothing more. A list that
@@ -32,7 +34,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use dsec_image::layer::{BlobId, LayerId};
-use futures_util::{StreamExt as _, TryStreamExt as _};
+use futures_util::StreamExt as _;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
@@ -58,13 +60,17 @@ const TEMPORARY_AGE: Duration = Duration::from_secs(3600);
 pub struct CollectSettings {
     /// What is younger stays, referred to or not.
     pub grace: Duration,
-    /// How long a collector goes by one list. A publisher that wants what a dead collector listed waits for twice this.
+    /// How long a collector goes by one list. A publisher that wants what a dead collector listed waits for this and twice
+    /// `removal_max`.
     pub list_time: Duration,
+    /// How long one removal is waited for. By default as long as the store may take: a bucket for a request, a disk of this
+    /// host a minute, a directory that hosts share half an hour.
+    pub removal_max: Option<Duration>,
 }
 
 impl Default for CollectSettings {
     fn default() -> Self {
-        Self { grace: Duration::from_secs(24 * 3600), list_time: Duration::from_secs(60) }
+        Self { grace: Duration::from_secs(24 * 3600), list_time: Duration::from_secs(60), removal_max: None }
     }
 }
 
@@ -85,24 +91,39 @@ pub struct Collected {
 
 #[derive(Serialize, Deserialize)]
 struct List {
-    time_ms: u64,
+    /// How long after it was written it counts.
+    void_ms: u64,
     keys: Vec<String>,
 }
 
+/// What collections may do to an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outlook {
+    /// No list names it.
+    Stays,
+    /// One that is void does.
+    MayGoLate,
+    /// One does.
+    MayGo,
+}
+
 /// Whether a collection that is under way may remove this object.
-pub(crate) async fn is_condemned(store: &Store, key: &str) -> Result<bool, StoreError> {
+pub(crate) async fn outlook(store: &Store, key: &str) -> Result<Outlook, StoreError> {
     let lists = store.list(key::COLLECT, None).await?;
+    let mut outlook = Outlook::Stays;
     if lists.is_empty() {
-        return Ok(false);
+        return Ok(outlook);
     }
     let now_ms = store.now_ms().await?;
     for object in lists {
         let list = read_brief::<List>(store, &object, "a collection's list", LIST_SIZE_MAX).await?;
-        if !list.is_void(&object, now_ms) && list.may_name(key) {
-            return Ok(true);
+        match list.may_name(key) {
+            true if !list.is_void(&object, now_ms) => return Ok(Outlook::MayGo),
+            true => outlook = Outlook::MayGoLate,
+            false => {}
         }
     }
-    Ok(false)
+    Ok(outlook)
 }
 
 impl Brief<List> {
@@ -110,7 +131,7 @@ impl Brief<List> {
         let counts_ms = match self {
             Self::Gone => return true,
             Self::Unreadable => lease::UNREADABLE_MAX.as_millis() as i64,
-            Self::Read(list) => (list.time_ms as i64).saturating_mul(2),
+            Self::Read(list) => i64::try_from(list.void_ms).unwrap_or(i64::MAX),
         };
         now_ms.saturating_sub(object.modified_ms) > counts_ms
     }
@@ -208,7 +229,8 @@ impl Collector {
         let begun = Instant::now();
         let place = format!("{}/{}", key::COLLECT, random()?);
         let keys = candidates.iter().map(|object| object.key.clone()).collect();
-        let list = List { time_ms: self.settings.list_time.as_millis() as u64, keys };
+        let void = self.settings.list_time + 2 * self.removal_max();
+        let list = List { void_ms: void.as_millis() as u64, keys };
         // Unlike a lease it is not written again: publishers would wait long for one that lost its bytes.
         self.store.put_new(&place, json(&list)).await?;
         match self.marks.live(tier).await {
@@ -230,23 +252,35 @@ impl Collector {
         begun: Instant,
         collected: &mut Collected,
     ) -> Result<(), StoreError> {
-        let (store, list_time) = (&self.store, self.settings.list_time);
+        let (store, list_time, removal_max) = (&self.store, self.settings.list_time, self.removal_max());
         let doomed = candidates.iter().filter(|object| !live.contains(&object.key));
         let mut removals = futures_util::stream::iter(doomed)
             .map(|object| async move {
-                // Past its time the list is void to others.
+                // What is sent later could arrive when the list is void to others.
                 if begun.elapsed() >= list_time {
                     return Ok(None);
                 }
-                store.delete(&object.key).await.map(|()| Some(object))
+                let removal = tokio::time::timeout(removal_max, store.delete_once(&object.key)).await;
+                let source = || format!("its removal did not end in {removal_max:?}").into();
+                removal
+                    .map_err(|_| StoreError::Unavailable { what: object.key.clone(), source: source() })??;
+                Ok::<_, StoreError>(Some(object))
             })
             .buffer_unordered(REQUESTS_MAX);
-        while let Some(removed) = removals.try_next().await? {
-            if let Some(object) = removed {
-                collected.count(tier, object.size);
+        // One that fails keeps the others from nothing.
+        let mut failed = None;
+        while let Some(removed) = removals.next().await {
+            match removed {
+                Ok(Some(object)) => collected.count(tier, object.size),
+                Ok(None) => {}
+                Err(error) => drop(failed.get_or_insert(error)),
             }
         }
-        Ok(())
+        failed.map_or(Ok(()), Err)
+    }
+
+    fn removal_max(&self) -> Duration {
+        self.settings.removal_max.unwrap_or(self.store.removal_max())
     }
 
     /// Hints on what is gone. They are listed before what they speak of, so a hint on something new is never taken.
@@ -331,3 +365,6 @@ impl Collected {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

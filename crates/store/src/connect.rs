@@ -3,7 +3,7 @@
 //! The bucket's HTTP client is hyper's and not the one that `object_store` brings, which would build a second cryptographic library
 //! beside the workspace's and loads certificates also where only plain HTTP is spoken.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,6 +27,10 @@ use crate::error::StoreError;
 
 /// How long a bucket may take to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a removal on a disk of this host may take.
+const LOCAL_REMOVAL_MAX: Duration = Duration::from_secs(60);
+/// And in a directory that several hosts mount: what waits for a server that is gone is sent when it is back.
+const SHARED_REMOVAL_MAX: Duration = Duration::from_secs(1800);
 /// Longest answer that is not an object's content: a page of a list is the longest.
 const ANSWER_MAX: u64 = 16 << 20;
 /// Idle connections kept open to a bucket: as many as uploads and fetches under way at once are likely to need.
@@ -115,6 +119,10 @@ pub(crate) struct Backend {
     pub(crate) objects: Arc<dyn ObjectStore>,
     /// The same place without a flush after each write, for leases: they need to be seen and not to outlive a crash.
     pub(crate) brief: Arc<dyn ObjectStore>,
+    /// The same place, where no request is sent twice.
+    pub(crate) once: Arc<dyn ObjectStore>,
+    /// How long a removal is waited for; one that was sent may arrive as much later again, and no later.
+    pub(crate) removal_max: Duration,
     /// The directory, if it is one.
     pub(crate) directory: Option<PathBuf>,
 }
@@ -132,8 +140,17 @@ pub(crate) fn open(settings: &StoreSettings, create: bool) -> Result<Backend, St
                 source: Box::new(error),
             })
         };
-        let objects = Arc::new(open()?.with_fsync(true));
-        return Ok(Backend { objects, brief: Arc::new(open()?), directory: Some(PathBuf::from(path)) });
+        let objects: Arc<dyn ObjectStore> = Arc::new(open()?.with_fsync(true));
+        let directory = PathBuf::from(path);
+        let removal_max = if is_on_this_host(&directory) { LOCAL_REMOVAL_MAX } else { SHARED_REMOVAL_MAX };
+        let brief = Arc::new(open()?);
+        return Ok(Backend {
+            once: Arc::clone(&objects),
+            objects,
+            brief,
+            removal_max,
+            directory: Some(directory),
+        });
     }
     let Some(rest) = settings.url.strip_prefix("s3://") else {
         return Err(bad("it must be /path, file:///path or s3://bucket/prefix".to_owned()));
@@ -150,7 +167,6 @@ pub(crate) fn open(settings: &StoreSettings, create: bool) -> Result<Backend, St
     let timeout = Duration::from_millis(settings.request_ms_max);
     let mut builder = AmazonS3Builder::from_env()
         .with_bucket_name(bucket)
-        .with_retry(retry)
         .with_client_options(ClientOptions::new().with_allow_http(settings.allow_http));
     for (key, value) in [
         (AmazonS3ConfigKey::Endpoint, &settings.endpoint),
@@ -170,12 +186,24 @@ pub(crate) fn open(settings: &StoreSettings, create: bool) -> Result<Backend, St
         ));
     }
     let builder = builder.with_http_connector(Hyper { timeout, plain });
-    let objects = builder.build().map_err(|error| bad(error.to_string()))?;
-    let objects: Arc<dyn ObjectStore> = match prefix.trim_matches('/') {
-        "" => Arc::new(objects),
-        prefix => Arc::new(PrefixStore::new(objects, prefix)),
+    let build = |retry| -> Result<Arc<dyn ObjectStore>, StoreError> {
+        let objects = builder.clone().with_retry(retry).build().map_err(|error| bad(error.to_string()))?;
+        Ok(match prefix.trim_matches('/') {
+            "" => Arc::new(objects),
+            prefix => Arc::new(PrefixStore::new(objects, prefix)),
+        })
     };
-    Ok(Backend { brief: Arc::clone(&objects), objects, directory: None })
+    let once = build(RetryConfig { max_retries: 0, ..retry.clone() })?;
+    let objects = build(retry)?;
+    Ok(Backend { brief: Arc::clone(&objects), objects, once, removal_max: timeout, directory: None })
+}
+
+/// Whether the directory is on a disk of this host, as far as its file system is known; one that cannot be asked is not.
+fn is_on_this_host(directory: &Path) -> bool {
+    /// `f_type` of statfs(2): ext4, XFS, Btrfs, tmpfs, overlayfs, F2FS, ZFS.
+    const LOCAL: [u32; 7] =
+        [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994, 0x794c_7630, 0xf2f5_2010, 0x2fc1_2fc1];
+    rustix::fs::statfs(directory).is_ok_and(|found| LOCAL.contains(&(found.f_type as u32)))
 }
 
 /// Makes the HTTP clients of a bucket.

@@ -23,6 +23,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
+use crate::collect::Outlook;
 use crate::error::StoreError;
 use crate::store::{Found, RECORD_MAX, Store, json, random};
 use crate::{collect, key};
@@ -50,6 +51,8 @@ pub struct Lease {
     id: String,
     ttl: Duration,
     held: Mutex<HashSet<String>>,
+    /// Of these, objects that a void list named.
+    late: Mutex<HashSet<String>>,
     /// When the last renewal that succeeded was begun; `None` once it was lost.
     renewed: Arc<Mutex<Option<Instant>>>,
     renewer: tokio::task::JoinHandle<()>,
@@ -100,7 +103,15 @@ impl Lease {
     ) -> Self {
         let renewed = Arc::new(Mutex::new(Some(begun)));
         let renewer = tokio::spawn(keep_alive(store.clone(), id.clone(), alive, ttl, Arc::clone(&renewed)));
-        Self { store: store.clone(), id, ttl, held: Mutex::new(held), renewed, renewer }
+        Self {
+            store: store.clone(),
+            id,
+            ttl,
+            held: Mutex::new(held),
+            late: Mutex::default(),
+            renewed,
+            renewer,
+        }
     }
 
     /// Its id, to adopt it by.
@@ -118,8 +129,14 @@ impl Lease {
     /// # Errors
     /// `NotFound` if it is gone or about to go.
     pub async fn use_layer(&self, layer: &LayerId) -> Result<Manifest, StoreError> {
-        self.settle(&key::layer(layer)).await?;
-        self.store.manifest(layer).await
+        let key = key::layer(layer);
+        self.settle(&key).await?;
+        let manifest = self.store.manifest(layer).await;
+        if manifest.is_err() {
+            // Nothing will rely on it.
+            self.late.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+        }
+        manifest
     }
 
     /// Holds a layer whose content another one that is being made may share, and tells where its files lie. None if that is
@@ -145,6 +162,7 @@ impl Lease {
     pub async fn release_layer(&self, layer: &LayerId) -> Result<(), StoreError> {
         let key = key::layer(layer);
         self.store.delete(&hold_key(&self.id, &key)).await?;
+        self.late.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
         self.held.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
         Ok(())
     }
@@ -187,11 +205,32 @@ impl Lease {
             return Ok(());
         }
         self.store.put_brief(&hold_key(&self.id, key), Bytes::from_static(b"x"), PutMode::Create).await?;
-        while collect::is_condemned(&self.store, key).await? {
-            tokio::time::sleep(COLLECTION_POLL).await;
+        loop {
+            match collect::outlook(&self.store, key).await? {
+                Outlook::Stays => break,
+                Outlook::MayGoLate => {
+                    self.late.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_owned());
+                    break;
+                }
+                Outlook::MayGo => tokio::time::sleep(COLLECTION_POLL).await,
+            }
             self.check()?;
         }
         self.held.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_owned());
+        Ok(())
+    }
+}
+
+impl Lease {
+    /// Looks whether what is held and was named by a void list is still there: a removal may have been later than any should be.
+    pub(crate) async fn look_again(&self) -> Result<(), StoreError> {
+        let late = self.late.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for key in late {
+            if self.store.head(&key).await?.is_none() {
+                let source = "a collection removed it very late: publish it again".into();
+                return Err(StoreError::Unavailable { what: key, source });
+            }
+        }
         Ok(())
     }
 }

@@ -121,6 +121,7 @@ impl Publish {
         for parent in &manifest.parents {
             self.lease.use_layer(&parent.layer).await?;
         }
+        self.lease.look_again().await?;
         self.ensure(&key::layer(&id), bytes.into()).await?;
         Ok(id)
     }
@@ -155,6 +156,7 @@ impl Publish {
         self.store().put_version(manifest.kind, name, version, id).await?;
         // Had the lease run out on the way, the name could stand for what is gone: then the publisher is told, and tries again.
         self.lease.check()?;
+        self.lease.look_again().await?;
         Ok(id)
     }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::StreamExt as _;
@@ -196,6 +197,25 @@ impl Store {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(StoreError::from_backend(key, error)),
         }
+    }
+
+    /// As [`Self::delete`], in one request: of one that is sent again the first may arrive last, after somebody put the
+    /// object again.
+    pub(crate) async fn delete_once(&self, key: &str) -> Result<(), StoreError> {
+        match self.0.backend.once.delete(&Path::from(key)).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(StoreError::from_backend(key, error)),
+        }
+    }
+
+    /// How long a removal is waited for; one that was sent may arrive as much later again, and no later.
+    pub(crate) fn removal_max(&self) -> Duration {
+        self.0.backend.removal_max
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of(backend: connect::Backend) -> Self {
+        Self(Arc::new(Inner { backend, url: "a test's".to_owned() }))
     }
 
     /// Every object below a prefix that comes after a key, in the order of keys.

@@ -14,7 +14,11 @@ use dsec_store::{CollectSettings, Collected, Collector, Lease, Publish, Store, S
 use support::{Sample, directory, label, lease, name};
 
 const KIND: LayerKind = LayerKind::Toolkit;
-const AT_ONCE: CollectSettings = CollectSettings { grace: Duration::ZERO, list_time: Duration::from_secs(3) };
+const AT_ONCE: CollectSettings = CollectSettings {
+    grace: Duration::ZERO,
+    list_time: Duration::from_secs(2),
+    removal_max: Some(Duration::from_secs(2)),
+};
 
 async fn collect(store: &Store) -> Collected {
     // What was written in this millisecond is not older than nothing.
@@ -90,7 +94,7 @@ async fn a_publisher_waits_for_a_collection_that_has_its_pack_and_sends_it_again
     // A collector that has written its list and read the leases, and is about to remove.
     let list = dir.path().join("collect/other");
     std::fs::create_dir_all(list.parent().unwrap()).unwrap();
-    std::fs::write(&list, format!("{{\"time_ms\":60000,\"keys\":[\"{key}\"]}}")).unwrap();
+    std::fs::write(&list, format!("{{\"void_ms\":60000,\"keys\":[\"{key}\"]}}")).unwrap();
     let session = Publish::begin(lease(&store).await).await.unwrap();
     let bytes = sample.packs[0].clone();
     let mut sending = tokio::spawn(async move { session.pack(bytes).await.map(|_| session) });
@@ -102,8 +106,8 @@ async fn a_publisher_waits_for_a_collection_that_has_its_pack_and_sends_it_again
     assert_eq!(std::fs::read(&pack).unwrap(), sample.packs[0]);
     // From now on it is held.
     assert_eq!(collect(&store).await.packs, 0);
-    // A list whose collector died is void after twice its time, and another collector clears it.
-    std::fs::write(&list, "{\"time_ms\":1,\"keys\":[]}").unwrap();
+    // A list whose collector died is void after its time, and another collector clears it.
+    std::fs::write(&list, "{\"void_ms\":1,\"keys\":[]}").unwrap();
     assert_eq!(collect(&store).await.leftovers, 1);
 }
 
@@ -155,6 +159,36 @@ async fn what_cannot_be_read_stops_the_collection() {
         collect(&store).await;
         assert!(begun.elapsed() < Duration::from_secs(30));
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_removal_that_is_later_than_its_list_is_seen_before_anything_is_named() {
+    let (dir, store) = directory().await;
+    let sample = Sample::new(&[1, 2]);
+    let first = lease(&store).await;
+    sample.publish(&first, None).await.unwrap();
+    first.release().await.unwrap();
+    let pack = sample.pack_path(dir.path(), 0);
+    let key = pack.strip_prefix(dir.path()).unwrap().to_str().unwrap();
+    let list = dir.path().join("collect/other");
+    std::fs::create_dir_all(list.parent().unwrap()).unwrap();
+    std::fs::write(&list, format!("{{\"void_ms\":1,\"keys\":[\"{key}\"]}}")).unwrap();
+    let old = std::time::SystemTime::now() - Duration::from_secs(60);
+    std::fs::File::options().append(true).open(&list).unwrap().set_modified(old).unwrap();
+
+    let publisher = lease(&store).await;
+    let session = Publish::begin(Arc::clone(&publisher)).await.unwrap();
+    for pack in &sample.packs {
+        session.pack(pack.clone()).await.unwrap();
+    }
+    session.blob(&sample.index).await.unwrap();
+    std::fs::remove_file(&pack).unwrap();
+    let error = session.name(&sample.manifest, &name("a"), &label("1")).await.unwrap_err();
+    assert!(error.is_retryable(), "{error:?}");
+    let reference = "a@1".parse().unwrap();
+    assert!(store.resolve(KIND, &reference).await.unwrap_err().is_not_found());
+    sample.publish(&publisher, Some(("a", "1"))).await.unwrap();
+    assert!(store.verify(&sample.manifest.id().unwrap()).await.unwrap().findings.is_empty());
 }
 
 /// As after a power cut of the store's host: the file is there, its bytes are not.
