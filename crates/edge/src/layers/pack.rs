@@ -150,9 +150,9 @@ impl Layers {
     fn tree(&self, session: &Session<'_>, lower: &Lower) -> Result<LayerTree, ApiError> {
         let bytes = match std::fs::read(self.meta.image(&lower.id)) {
             Ok(bytes) => bytes.into(),
-            Err(_) => session
-                .wait(self.store.metadata(&lower.manifest.metadata.id))
-                .map_err(|e| store_failed(&e))?,
+            Err(_) => {
+                session.wait(self.store.metadata(&lower.manifest.metadata)).map_err(|e| store_failed(&e))?
+            }
         };
         LayerTree::decode(&bytes).map_err(|e| internal("the metadata of a layer cannot be read", &e))
     }
