@@ -51,6 +51,8 @@ fn find(spec: &str, passwd: &[u8], group: &[u8]) -> Result<User, GuestError> {
         (number == Some(user.uid) || number.is_none() && user.name.as_deref() == Some(name.as_bytes()))
             .then_some(user)
     });
+    // An image of a few programs has no accounts, and root is its default user all the same.
+    let number = number.or((name == "root").then_some(0));
     let mut user = match (entry, number) {
         (Some(user), _) => user,
         // A number without an entry has group 0 and no home, as in Docker.
@@ -186,5 +188,8 @@ mod tests {
         assert_eq!(find("nohome", PASSWD, GROUP).unwrap().home, b"/");
         assert!(find("short", PASSWD, GROUP).is_err());
         assert_eq!(find("", b"", b"").unwrap().uid, 0);
+        let root = find("root", b"", b"").unwrap();
+        assert_eq!((root.uid, root.gid, root.name, root.home.as_slice()), (0, 0, None, &b"/"[..]));
+        assert_eq!(find("root", b"root:x:3:4::/r:\n", b"").unwrap().uid, 3);
     }
 }
