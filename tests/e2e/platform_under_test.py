@@ -173,20 +173,44 @@ def _with_image(running: Platform) -> None:
 
 
 @contextmanager
+def _made(count: int) -> Iterator[list[Platform]]:
+    """Platforms that are not up yet. What they left behind in the end fails the test."""
+    before = leftovers()
+    works = [Path(tempfile.mkdtemp(prefix="dsec-e2e-")) for _ in range(count)]
+    made = [
+        Platform(work / "state", {**os.environ, "DSEC_CONFIG": str(work / "config.toml"), "NO_COLOR": "1"}) for work in works
+    ]
+    try:
+        yield made
+    finally:
+        for running in made:
+            running.close_clients()
+            running.down()
+    for work, running in zip(works, made, strict=True):
+        after = leftovers(running.state)
+        left = {kind: (before[kind], after[kind]) for kind in after if after[kind] != before[kind]}
+        assert not left, f"left behind: {left}"
+        shutil.rmtree(work)
+
+
+@contextmanager
 def platform(image: bool = True) -> Iterator[Platform]:
     """A platform from `dsec up` to `dsec down`. What it left behind fails the test."""
-    before = leftovers()
-    work = Path(tempfile.mkdtemp(prefix="dsec-e2e-"))
-    running = Platform(work / "state", {**os.environ, "DSEC_CONFIG": str(work / "config.toml"), "NO_COLOR": "1"})
-    try:
+    with _made(1) as [running]:
         if image:
             _with_image(running)
         else:
             running.up()
         yield running
-    finally:
-        running.close_clients()
-        running.down()
-    after = leftovers(running.state)
-    assert after == before, f"left behind: {({k: (before[k], after[k]) for k in after if after[k] != before[k]})}"
-    shutil.rmtree(work)
+
+
+@contextmanager
+def nodes_of_one_store(count: int, store: dict[str, str | bool]) -> Iterator[list[Platform]]:
+    """Platforms of a node each whose layers lie in the same store, with these settings."""
+    lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in store.items())
+    with _made(count) as made:
+        for number, running in enumerate(made):
+            running.state.mkdir(mode=0o700)
+            (running.state / "edge.toml").write_text(f'node = "n{number + 1}"\n[store]\n{lines}')
+            running.up()
+        yield made
