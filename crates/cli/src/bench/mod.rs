@@ -5,6 +5,7 @@ mod bulk;
 mod create;
 mod exec;
 mod numbers;
+mod pull;
 
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -44,6 +45,9 @@ pub(crate) enum BenchCommand {
     /// A file in and out
     #[command(after_help = bulk::FILES_EXAMPLES)]
     Files(bulk::FilesBench),
+    /// A burst of sandboxes on a node without their images' content
+    #[command(after_help = pull::EXAMPLES)]
+    Pull(pull::PullBench),
 }
 
 /// How much of it.
@@ -104,6 +108,7 @@ pub(crate) async fn bench(context: &Context, command: BenchCommand) -> Outcome {
             BenchCommand::Exec(args) => exec::run(context, args).await,
             BenchCommand::Output(args) => bulk::output(context, args).await,
             BenchCommand::Files(args) => bulk::files(context, args).await,
+            BenchCommand::Pull(args) => pull::run(context, args).await,
         }
     };
     let report = tokio::select! {
