@@ -40,6 +40,7 @@ pub async fn run(node: Weak<Node>) {
         if everything {
             node.registry.expire();
             node.keys.retain(|id| node.registry.find(id).is_some());
+            node.layers.keep_hold().await;
             node.layers.trim().await;
         }
         let mut taken = std::mem::take(&mut seen);

@@ -94,6 +94,7 @@ impl Node {
             node.registry.insert(handle);
         }
         adopt::all(&node).await?;
+        node.layers.keep_hold().await;
         tokio::spawn(maintenance::run(Arc::downgrade(&node)));
         tokio::spawn(Arc::clone(&node.layers).collect());
         tokio::spawn(sockets::run(Arc::downgrade(&node)));

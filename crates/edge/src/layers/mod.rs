@@ -11,6 +11,7 @@ mod blobs;
 mod care;
 mod content;
 mod filler;
+mod hold;
 mod import;
 mod measure;
 mod meta;
@@ -46,14 +47,11 @@ pub use work::room_for;
 use crate::error::{internal, invalid_field, store_failed};
 use crate::launch::Launch;
 use blobs::Blobs;
+use hold::Held;
 use meta::Meta;
 use ready::Ready;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// How long the node's lease lives past its last sign of life: a restart of the machine takes less.
-const LEASE_TTL: Duration = Duration::from_secs(600);
-/// Where the lease of the node is noted for the next edge.
-const LEASE_FILE: &str = "lease";
 /// How often the store is cleared of what nothing refers to: what is removed is kept for a day anyway, in case a build
 /// that begins now wants it.
 const COLLECT_EVERY: Duration = Duration::from_secs(3600);
@@ -65,8 +63,6 @@ const PULLS_MAX: usize = 16;
 const PACKS_MAX: usize = 4;
 /// What a layer was made from when its importer did not say.
 pub const UPLOAD: &str = "upload";
-/// How long a node that goes down waits for the store to take its lease back; it runs out by itself.
-const RELEASE_MAX: Duration = Duration::from_secs(10);
 /// Toolkits of one sandbox, with room for a base and a workspace.
 const TOOLKITS_MAX: usize = LAYERS_MAX - 2;
 
@@ -100,7 +96,7 @@ impl Entry {
 /// The node's layers.
 pub struct Layers {
     store: Store,
-    lease: Arc<Lease>,
+    held: Held,
     content: Arc<dyn Content>,
     blobs: Blobs,
     meta: Meta,
@@ -181,7 +177,7 @@ impl Layers {
         let meta = Meta::open(dir.join("meta")).map_err(failed)?;
         let earlier = meta.all().map_err(failed)?;
         let store = Store::create(settings).await.map_err(|e| store_failed(&e))?;
-        let lease = Arc::new(lease(&store, &dir, node).await?);
+        let held = Held::begin(&store, &dir, node).await?;
         let mut entries = HashMap::new();
         for (id, note) in &earlier {
             // The device may be another now, the content complete.
@@ -197,7 +193,7 @@ impl Layers {
         let (pulls, packs) = (Arc::new(Semaphore::new(PULLS_MAX)), Arc::new(Semaphore::new(PACKS_MAX)));
         Ok(Arc::new(Self {
             store,
-            lease,
+            held,
             content,
             blobs,
             meta,
@@ -209,6 +205,11 @@ impl Layers {
             donors,
             packs,
         }))
+    }
+
+    /// The node's lease.
+    fn lease(&self) -> Arc<Lease> {
+        self.held.lease()
     }
 
     fn slot(&self, id: &LayerId) -> Slot {
@@ -373,18 +374,7 @@ impl Layers {
         if let Err(error) = self.content.shut_down().await {
             tracing::warn!(error = &error as &dyn std::error::Error, "the fill worker was not ended");
         }
-        match tokio::time::timeout(RELEASE_MAX, self.lease.release()).await {
-            Ok(Ok(())) => {
-                let _gone_already = std::fs::remove_file(self.dir.join(LEASE_FILE));
-            }
-            Ok(Err(error)) => {
-                tracing::warn!(
-                    error = &error as &dyn std::error::Error,
-                    "the node's lease was not given back"
-                );
-            }
-            Err(_) => tracing::warn!("the store did not take the node's lease back in time"),
-        }
+        self.held.release(&self.dir).await;
     }
 }
 
@@ -415,20 +405,6 @@ fn workspace(name: &str) -> (&'static str, LayerKind, &str) {
         [LayerKind::Snapshot, LayerKind::Workspace].into_iter().find_map(|kind| Some((kind, of(kind)?)));
     let (kind, name) = found.unwrap_or((LayerKind::Workspace, name));
     ("workspace", kind, name)
-}
-
-/// The lease of this node's last edge, or a new one.
-async fn lease(store: &Store, dir: &Path, node: &str) -> Result<Lease, ApiError> {
-    let file = dir.join(LEASE_FILE);
-    if let Ok(id) = std::fs::read_to_string(&file) {
-        match Lease::adopt(store, id.trim(), LEASE_TTL).await {
-            Ok(lease) => return Ok(lease),
-            Err(error) => tracing::info!(lease = id.trim(), %error, "a new lease is taken"),
-        }
-    }
-    let lease = Lease::begin(store, node, LEASE_TTL).await.map_err(|e| store_failed(&e))?;
-    std::fs::write(&file, lease.id()).map_err(|e| internal("the node's lease cannot be noted", &e))?;
-    Ok(lease)
 }
 
 #[cfg(test)]

@@ -70,7 +70,7 @@ impl Layers {
 
     /// Holds the layer in the store, brings its metadata here and opens its blobs.
     async fn prepare(self: &Arc<Self>, id: LayerId) -> Result<Ready, ApiError> {
-        let manifest = self.lease.use_layer(&id).await.map_err(|e| store_failed(&e))?;
+        let manifest = self.lease().use_layer(&id).await.map_err(|e| store_failed(&e))?;
         if self.meta.noted(&id).is_none() {
             self.note(id, &manifest, true).await?;
         }
@@ -177,7 +177,7 @@ impl Layers {
         if self.is_unused(id) {
             *here = None;
             self.forget(id).await;
-            if let Err(error) = self.lease.release_layer(id).await {
+            if let Err(error) = self.lease().release_layer(id).await {
                 tracing::warn!(layer = %id, error = &error as &dyn std::error::Error, "a layer stays held");
             }
         }

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use dsec_edge::layers::{Content as _, Filler};
+use dsec_fill::engine::Counts;
+use dsec_fill::protocol::Stats;
 use dsec_store::StoreSettings;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -33,7 +35,7 @@ while True:
     if not line:
         continue
     request = json.loads(line)
-    stats = {"worker_pid": os.getpid(), "used_bytes": 0, "known_blobs": 0, "blobs": []}
+    stats = json.loads((here / "stats.json").read_text()) | {"worker_pid": os.getpid()}
     answer = {"stats": stats} if request["op"] == "stats" else "done"
     client.sendall(json.dumps(answer).encode() + b"\n")
     client.close()
@@ -50,6 +52,8 @@ impl World {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("holder");
+        let stats = Stats { worker_pid: 0, used_bytes: 0, known_blobs: 0, counts: Counts::default() };
+        std::fs::write(dir.path().join("stats.json"), serde_json::to_vec(&stats).unwrap()).unwrap();
         std::fs::write(&program, HOLDER).unwrap();
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
         Self { dir }

@@ -155,6 +155,26 @@ async fn a_node_that_goes_down_gives_its_lease_back_and_leaves_nothing_of_its_la
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_edge_whose_lease_ran_out_holds_what_its_sandboxes_use_with_a_new_one() {
+    let world = World::new();
+    let edge = world.ready().await;
+    edge.client.create().await;
+    let digest = edge.client.get("/v1/images/base").await.expect(200)["digest"].clone();
+    let is_held = || held(&world).iter().any(|hold| hold.ends_with(digest.as_str().unwrap()));
+    assert!(is_held());
+    drop(edge);
+    // What a collector does to a lease that has run out.
+    std::fs::remove_dir_all(world.state.join("store/leases")).unwrap();
+    assert!(!is_held());
+    let edge = world.edge();
+    assert!(is_held(), "{:?}", held(&world));
+    assert_eq!(
+        edge.client.get("/v1/sandboxes?state=running").await.expect(200)["sandboxes"][0]["image"],
+        "base"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_version_of_a_name_goes_with_it_also_while_its_layer_is_used_by_another_name() {
     let world = World::new();
     let edge = world.ready().await;
