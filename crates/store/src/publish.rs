@@ -1,14 +1,16 @@
 //! Publishing a layer: packs, then indexes and metadata, then the manifest, then the name. Killed anywhere it leaves objects that
 //! nothing refers to, which the next attempt finds and the collection removes.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use dsec_image::build::FileIndex;
 use dsec_image::layer::{
-    BlobId, BlobIndex, Digest, Label, LayerId, LayerName, Manifest, MetadataId, PACK_SIZE_MAX, PackId,
+    BlobId, BlobIndex, BlobRef, Digest, Label, LayerId, LayerName, Manifest, MetadataId, PACK_SIZE_MAX,
+    PackId, PackRef,
 };
+use futures_util::future::try_join_all;
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::error::StoreError;
@@ -19,6 +21,8 @@ use crate::store::Store;
 
 /// Packs being sent at once, each of up to 32 MiB in memory.
 const UPLOADS_MAX: usize = 4;
+/// Looks at what a layer refers to under way at once: over a network each takes a round trip.
+const LOOKS_MAX: usize = 16;
 /// Packs waiting between a writer on a blocking thread and the uploads: one, so that the writer goes on while all are busy.
 const PACKS_WAITING_MAX: usize = 1;
 
@@ -27,8 +31,8 @@ const PACKS_WAITING_MAX: usize = 1;
 pub struct Publish {
     lease: Arc<Lease>,
     uploads: Arc<Semaphore>,
-    /// Indexes that this session put, whose content needs no second look.
-    blobs: Arc<Mutex<HashSet<BlobId>>>,
+    /// Blobs whose indexes this session put, with their sizes: their content needs no second look.
+    blobs: Arc<Mutex<HashMap<BlobId, u64>>>,
 }
 
 impl Publish {
@@ -69,8 +73,13 @@ impl Publish {
     /// # Errors
     /// `NotFound` or `Damaged` names a pack that is not there, or not in its length.
     pub async fn blob(&self, index: &BlobIndex) -> Result<BlobId, StoreError> {
-        for pack in index.packs() {
-            self.require(&key::pack(&pack.id), pack.size.into(), &format!("pack {}", pack.id)).await?;
+        for packs in index.packs().chunks(LOOKS_MAX) {
+            let look = |pack: &PackRef| {
+                let (key, what) = (key::pack(&pack.id), format!("pack {}", pack.id));
+                let size = u64::from(pack.size);
+                async move { self.require(&key, size, &what).await }
+            };
+            try_join_all(packs.iter().map(look)).await?;
         }
         let bytes = index.encode();
         if bytes.len() as u64 > read::INDEX_SIZE_MAX {
@@ -80,7 +89,7 @@ impl Publish {
         }
         let id = BlobId(Digest::of(&bytes));
         self.ensure(&key::blob(&id), bytes.into()).await?;
-        self.blobs.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
+        self.blobs.lock().unwrap_or_else(PoisonError::into_inner).insert(id, index.size());
         Ok(id)
     }
 
@@ -104,26 +113,30 @@ impl Publish {
         let metadata = &manifest.metadata;
         self.require(&key::metadata(&metadata.id), metadata.size, &format!("metadata {}", metadata.id))
             .await?;
-        for blob in &manifest.blobs {
-            let what = format!("the index of blob {}", blob.id);
-            self.require(&key::blob(&blob.id), blob.index_size, &what).await?;
-            let index = self.store().blob_index(&blob.id).await?;
-            if index.size() != blob.size {
-                let problem =
-                    format!("the manifest gives it {} bytes, its index {}", blob.size, index.size());
-                return Err(StoreError::damaged(format!("blob {}", blob.id), problem));
-            }
-            let known = self.blobs.lock().unwrap_or_else(PoisonError::into_inner).contains(&blob.id);
-            if !known {
-                self.blob(&index).await?;
-            }
+        for blobs in manifest.blobs.chunks(LOOKS_MAX) {
+            try_join_all(blobs.iter().map(|blob| self.look_at(blob))).await?;
         }
-        for parent in &manifest.parents {
-            self.lease.use_layer(&parent.layer).await?;
+        for parents in manifest.parents.chunks(LOOKS_MAX) {
+            try_join_all(parents.iter().map(|parent| self.lease.use_layer(&parent.layer))).await?;
         }
         self.lease.look_again().await?;
         self.ensure(&key::layer(&id), bytes.into()).await?;
         Ok(id)
+    }
+
+    /// Looks at a blob that a manifest names, and at its packs unless this session put it.
+    async fn look_at(&self, blob: &BlobRef) -> Result<(), StoreError> {
+        let what = format!("the index of blob {}", blob.id);
+        self.require(&key::blob(&blob.id), blob.index_size, &what).await?;
+        if self.blobs.lock().unwrap_or_else(PoisonError::into_inner).get(&blob.id) == Some(&blob.size) {
+            return Ok(());
+        }
+        let index = self.store().blob_index(&blob.id).await?;
+        if index.size() != blob.size {
+            let problem = format!("the manifest gives it {} bytes, its index {}", blob.size, index.size());
+            return Err(StoreError::damaged(format!("blob {}", blob.id), problem));
+        }
+        self.blob(&index).await.map(drop)
     }
 
     /// Says where the content of a layer's files lies, so that layers made later need not store it again. The layer is

@@ -268,7 +268,8 @@ fn known(layers: &Layers, session: &mut Session<'_>, diff_id: &str) -> Option<Pa
         let files = session.lease().use_donor(&id).await?.unwrap_or_default();
         Ok::<_, StoreError>(Some((id, manifest, metadata, files)))
     });
-    let found = found.and_then(|found| found.map(|found| session.know(&found.1).map(|()| found)).transpose());
+    let found = found
+        .and_then(|found| found.map(|found| session.know(&found.1, |_| true).map(|()| found)).transpose());
     let (id, manifest, metadata, files) = match found {
         Ok(found) => found?,
         Err(error) => {

@@ -15,7 +15,7 @@
 //!
 //! All that is read is the snapshot, by names looked up in open directories, and ids in it are those inside.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -28,7 +28,7 @@ use dsec_image::build::{
     shadowed, sift,
 };
 use dsec_image::erofs::{Content as Entry, LayerTree, Timestamp};
-use dsec_image::layer::{LayerId, LayerKind, LayerRef, Manifest, Parent, ParentRole, Source};
+use dsec_image::layer::{BlobId, LayerId, LayerKind, LayerRef, Manifest, Parent, ParentRole, Source};
 use dsec_model::ErrorKind;
 use dsec_proto::rest::{self, ApiError, LaunchPhase, Packed, Sandbox};
 use dsec_store::StoreError;
@@ -49,6 +49,9 @@ const DONORS_MAX: usize = 64 << 20;
 const DONOR_FILE: usize = 48;
 /// Blobs from which on a pack stores anew what an earlier one of the sandbox has: each is a device of the mount.
 const BLOBS_FULL: usize = 256;
+
+/// How hard content is compressed: a pack holds up a sandbox's owner, and takes its CPU time from other sandboxes.
+const ZSTD_LEVEL: i32 = 1;
 
 /// A pack that is asked for.
 pub struct Pack {
@@ -118,6 +121,10 @@ struct Job<'a> {
     grip: &'a Grip,
     stop: &'a dyn Fn() -> bool,
     session: Session<'a>,
+    /// The layer of the sandbox's last pack.
+    earlier: Option<Manifest>,
+    /// The end of the snapshot.
+    dropping: Option<std::thread::JoinHandle<()>>,
     clock: Clock,
 }
 
@@ -129,8 +136,12 @@ impl Layers {
     pub fn pack(&self, asked: &Pack, grip: &Grip, stop: &dyn Fn() -> bool) -> Result<Packed, ApiError> {
         let clock = Clock { since: Instant::now(), phases: Vec::new() };
         let session = Session::begin(self, "pack")?;
-        let mut job = Job { layers: self, asked, grip, stop, session, clock };
+        let mut job = Job { layers: self, asked, grip, stop, session, earlier: None, dropping: None, clock };
         let packed = job.run();
+        // A pack that has ended has left nothing.
+        if job.dropping.take().is_some_and(|dropping| dropping.join().is_err()) {
+            tracing::error!(sandbox_id = %asked.sandbox.id, "dropping a snapshot panicked");
+        }
         job.session.end();
         packed
     }
@@ -254,8 +265,8 @@ impl Job<'_> {
         if manifest.blobs.len() >= BLOBS_FULL {
             return Ok(Default::default());
         }
-        self.session.know(&manifest).map_err(|e| store_failed(&e))?;
         let previous = previous.within(|blob| manifest.blobs.iter().any(|kept| kept.id == blob.id));
+        self.earlier = Some(manifest);
         Ok((previous, vec![Arc::new(files)]))
     }
 
@@ -289,6 +300,8 @@ impl Job<'_> {
             from_upper(&upper, &limits, workshop).map_err(refused)
         })?;
         self.clock.lap("content");
+        // All that it has in memory goes with it, which takes a while.
+        self.dropping = Some(std::thread::spawn(move || drop(snapshot)));
         Ok(packed)
     }
 
@@ -341,9 +354,12 @@ impl Job<'_> {
     ) -> Result<(LayerId, Manifest), ApiError> {
         let asked = self.asked;
         let mut parents: Vec<Parent> = Vec::new();
+        // Files may point into any of them.
+        let pointed: HashSet<BlobId> = tree.blobs.iter().map(|blob| blob.id).collect();
+        for manifest in self.earlier.iter().chain(lowers.iter().map(|lower| &*lower.manifest)) {
+            self.session.know(manifest, |blob| pointed.contains(blob)).map_err(|e| store_failed(&e))?;
+        }
         for lower in lowers {
-            // Files may point into any of them.
-            self.session.know(&lower.manifest).map_err(|e| store_failed(&e))?;
             let role = if self.is_merged(lower.kind) { ParentRole::Merged } else { ParentRole::Below };
             parents.push(Parent { layer: lower.id, role });
         }
@@ -400,6 +416,10 @@ impl dsec_image::build::PackSink for Stoppable<'_, '_> {
             return Err(std::io::Error::other("the node is going down"));
         }
         self.sink.pack(id, bytes)
+    }
+
+    fn level(&self) -> i32 {
+        ZSTD_LEVEL
     }
 }
 

@@ -155,12 +155,16 @@ impl<'a> Session<'a> {
         self.built.push(blob);
     }
 
-    /// Learns of the blobs of a layer that is there, which the session holds.
+    /// Learns of the blobs of a layer that is there, as far as they are `wanted`.
     ///
     /// # Errors
     /// [`StoreError`].
-    pub(super) fn know(&mut self, manifest: &Manifest) -> Result<(), StoreError> {
-        for blob in &manifest.blobs {
+    pub(super) fn know(
+        &mut self,
+        manifest: &Manifest,
+        wanted: impl Fn(&BlobId) -> bool,
+    ) -> Result<(), StoreError> {
+        for blob in manifest.blobs.iter().filter(|blob| wanted(&blob.id)) {
             if !self.blobs.contains_key(&blob.id) {
                 let index = self.runtime.block_on(self.layers.store.blob_index(&blob.id))?;
                 self.blobs.insert(blob.id, (*blob, packed_bytes(&index)));

@@ -23,7 +23,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom as Whence, StatxFlags
 
 use crate::ImportLimits;
 use crate::erofs::{
-    AppendError, Attributes, Content, ContentStore, FileData, InodeId, Segment, Timestamp, Tree,
+    AppendError, Attributes, Content, ContentStore, FileData, InodeId, Segment, Timestamp, Tree, Xattrs,
 };
 use crate::error::{EntryProblem, printable};
 
@@ -150,6 +150,7 @@ impl Intake<'_, '_> {
             return self.leave_out(walk, name, &found, rule, matched);
         }
         let attributes = self.attributes(dir, name, &found)?;
+        let is_plain = attributes.xattrs.is_none();
         self.spend(name.to_bytes().len())?;
         let linked = walk.links.get(&found.ino).copied().filter(|_| found.links > 1);
         if let Some(linked) = linked.filter(|_| found.kind != FileType::Directory) {
@@ -158,7 +159,9 @@ impl Intake<'_, '_> {
         }
         let content = match found.kind {
             FileType::Directory => Content::directory(),
-            FileType::RegularFile => Content::File(self.file(dir, name, &found, &mut walk.taken.kept)?),
+            FileType::RegularFile => {
+                Content::File(self.file(dir, name, &found, is_plain, &mut walk.taken.kept)?)
+            }
             FileType::Symlink => {
                 let target = rustix::fs::readlinkat(dir, name, Vec::new()).map_err(unreadable)?;
                 self.spend(target.as_bytes().len())?;
@@ -218,7 +221,11 @@ impl Intake<'_, '_> {
         if self.blob.is_none() {
             return Ok(Attributes::default());
         }
-        let xattrs = xattrs(dir, name, self.source)?;
+        let known = self.previous.find(found.ino, &found.stamp);
+        let xattrs = match known {
+            Some((_, kept)) if kept.is_plain && found.kind == FileType::RegularFile => Xattrs::default(),
+            _ => xattrs(dir, name, self.source)?,
+        };
         let size: usize = xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
         self.spend(size)?;
         Ok(Attributes {
@@ -235,6 +242,7 @@ impl Intake<'_, '_> {
         dir: &OwnedFd,
         name: &CStr,
         found: &Found,
+        is_plain: bool,
         kept: &mut HashMap<u64, Kept>,
     ) -> Result<FileData, EntryProblem> {
         let size = found.stamp.size;
@@ -281,7 +289,7 @@ impl Intake<'_, '_> {
             AppendError::Pack(source) => EntryProblem::Pack { source },
         })?;
         if data.device > 0 {
-            kept.insert(found.ino, Kept { stamp: found.stamp, hash, data: data.clone() });
+            kept.insert(found.ino, Kept { stamp: found.stamp, hash, data: data.clone(), is_plain });
         }
         Ok(data)
     }

@@ -31,6 +31,11 @@ pub trait PackSink {
     /// # Errors
     /// Whatever storing it can meet; the blob is then not finished.
     fn pack(&mut self, id: PackId, bytes: Vec<u8>) -> io::Result<()>;
+
+    /// How hard content is compressed for it, from 1 to 19. Asked once a blob.
+    fn level(&self) -> i32 {
+        ZSTD_LEVEL
+    }
 }
 
 /// A group on its way back.
@@ -60,12 +65,13 @@ impl<'s> Packer<'s> {
         let (work, todo) = channel();
         let (send, done) = channel();
         let (file, todo) = (Arc::new(file), Arc::new(Mutex::new(todo)));
+        let level = sink.level();
         let count = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
         let threads = (0..count).map(|_| {
             let (file, todo, send) = (Arc::clone(&file), Arc::clone(&todo), send.clone());
             std::thread::Builder::new()
                 .name("blob-pack".to_owned())
-                .spawn(move || compress_all(&file, &todo, &send))
+                .spawn(move || compress_all(&file, level, &todo, &send))
         });
         let threads = threads.collect::<io::Result<_>>()?;
         Ok(Self {
@@ -158,12 +164,12 @@ fn threads_gone() -> io::Error {
     io::Error::other("the compressing threads ended without a word")
 }
 
-fn compress_all(file: &File, todo: &Mutex<Receiver<(u64, u64)>>, done: &Sender<Done>) {
+fn compress_all(file: &File, level: i32, todo: &Mutex<Receiver<(u64, u64)>>, done: &Sender<Done>) {
     let mut compressor = None;
     loop {
         // Nothing panics with the lock held; were it so, the writer would learn that no thread is left.
         let Ok((number, len)) = todo.lock().map_or(Err(()), |todo| todo.recv().map_err(drop)) else { return };
-        let result = compress(file, number, len, &mut compressor);
+        let result = compress(file, level, number, len, &mut compressor);
         if done.send(Done { number, result }).is_err() {
             return;
         }
@@ -172,6 +178,7 @@ fn compress_all(file: &File, todo: &Mutex<Receiver<(u64, u64)>>, done: &Sender<D
 
 fn compress(
     file: &File,
+    level: i32,
     number: u64,
     len: u64,
     compressor: &mut Option<zstd::bulk::Compressor<'static>>,
@@ -190,7 +197,7 @@ fn compress(
     let hash = Digest::of(&plain);
     let compressor = match compressor {
         Some(compressor) => compressor,
-        None => compressor.insert(zstd::bulk::Compressor::new(ZSTD_LEVEL)?),
+        None => compressor.insert(zstd::bulk::Compressor::new(level)?),
     };
     let packed = compressor.compress(&plain)?;
     Ok((hash, if packed.len() < plain.len() { packed } else { plain }))

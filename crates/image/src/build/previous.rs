@@ -6,7 +6,7 @@
 //! files x     inode u64  size u64  mtime, ctime (i64, u32)  hash [32]
 //!             blob u32  start u32  blocks u32  bits u8  chunks u32  chunks x offset u32
 //! ```
-//! A file with holes has a chunk map and no hash (zeros).
+//! A file with holes has a chunk map and no hash (zeros). The highest of the bits says that it has no attributes.
 
 use std::collections::HashMap;
 
@@ -14,6 +14,9 @@ use crate::erofs::{BLOCK_SIZE, BlobRef, CHUNK_BITS_MAX, ChunkMap, FileData, NULL
 use crate::layer::{BlobId, Digest};
 
 const MAGIC: &[u8; 8] = b"DSECPRV1";
+/// In the bits of a file: it has no attributes. A chunk map's own are fewer.
+const PLAIN: u8 = 0x80;
+const _: () = assert!(CHUNK_BITS_MAX < PLAIN);
 /// File times are those of the kernel's last timer tick, at most 10 ms old: a file that changed so shortly before the
 /// last change of all can have changed again, after it was read, without its times telling. Twice that, to be sure.
 const TICK_NS: i128 = 20_000_000;
@@ -38,6 +41,8 @@ pub(crate) struct Kept {
     pub(crate) hash: Option<Digest>,
     /// Where it is; the device is one more than the number of the blob.
     pub(crate) data: FileData,
+    /// It has no extended attribute that a layer keeps. Setting one changes its change time.
+    pub(crate) is_plain: bool,
 }
 
 /// The files of an earlier pack, by inode number.
@@ -92,7 +97,7 @@ impl Previous {
         }
         let mut files: Vec<_> = self.files.iter().collect();
         files.sort_unstable_by_key(|(inode, _)| **inode);
-        for (inode, Kept { stamp, hash, data }) in files {
+        for (inode, Kept { stamp, hash, data, is_plain }) in files {
             put(&inode.to_le_bytes());
             put(&stamp.size.to_le_bytes());
             for time in [stamp.mtime, stamp.ctime] {
@@ -105,7 +110,7 @@ impl Previous {
             }
             let (bits, offsets) =
                 data.chunks.as_ref().map_or((0, [].as_slice()), |map| (map.bits, &map.offsets));
-            put(&[bits]);
+            put(&[bits | if *is_plain { PLAIN } else { 0 }]);
             put(&(offsets.len() as u32).to_le_bytes());
             offsets.iter().for_each(|offset| put(&offset.to_le_bytes()));
         }
@@ -154,6 +159,7 @@ fn read(rest: &mut &[u8]) -> Option<Previous> {
         let hash: [u8; 32] = take(rest)?;
         let (blob, start, blocks) = (u32_of(rest)?, u32_of(rest)?, u32_of(rest)?);
         let [bits] = take(rest)?;
+        let (bits, is_plain) = (bits & !PLAIN, bits & PLAIN != 0);
         let chunks = read_chunks(rest, stamp.size, bits, blocks)?;
         let dense_blocks = stamp.size.div_ceil(BLOCK_SIZE);
         let end = u64::from(start) + u64::from(blocks);
@@ -165,7 +171,7 @@ fn read(rest: &mut &[u8]) -> Option<Previous> {
         let hash = (hash != [0; 32]).then(|| Digest::from_bytes(hash));
         let device = u16::try_from(blob + 1).ok()?;
         let data = FileData { size: stamp.size, start, blocks, device, chunks };
-        table.files.insert(inode, Kept { stamp, hash, data });
+        table.files.insert(inode, Kept { stamp, hash, data, is_plain });
     }
     Some(table)
 }
@@ -206,9 +212,9 @@ mod tests {
         let chunks = Some(Box::new(ChunkMap { bits: 1, offsets: vec![NULL_ADDR, 0, NULL_ADDR, 2] }));
         let sparse = FileData { size: 25_000, start: 4, blocks: 3, device: 1, chunks };
         let files = [
-            (7, Kept { stamp: stamp(5000, 1000), hash, data: FileData::dense(5000, 2, 1) }),
-            (8, Kept { stamp: stamp(25_000, 1000), hash: None, data: sparse }),
-            (9, Kept { stamp: stamp(1, 1990), hash, data: FileData::dense(1, 9, 1) }),
+            (7, Kept { stamp: stamp(5000, 1000), hash, data: FileData::dense(5000, 2, 1), is_plain: true }),
+            (8, Kept { stamp: stamp(25_000, 1000), hash: None, data: sparse, is_plain: true }),
+            (9, Kept { stamp: stamp(1, 1990), hash, data: FileData::dense(1, 9, 1), is_plain: false }),
         ];
         Previous::new(blobs, files.into(), at(2000))
     }
