@@ -77,8 +77,13 @@ impl Layers {
         let image = self.meta.image(&id);
         if !image.exists() {
             let bytes = self.store.metadata(&manifest.metadata).await.map_err(|e| store_failed(&e))?;
-            let layers = Arc::clone(self);
-            on_disk(move || layers.meta.keep(&id, &bytes)).await?;
+            let (layers, named) = (Arc::clone(self), manifest.clone());
+            on_disk(move || {
+                // The host's kernel reads it as root.
+                named.check_metadata(&bytes).map_err(std::io::Error::other)?;
+                layers.meta.keep(&id, &bytes)
+            })
+            .await?;
         }
         let ready = self.open_blobs(id, Arc::new(manifest)).await?;
         self.note(id, &ready.manifest, !ready.partial.is_empty()).await?;

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::digest::{BlobId, Digest, LayerId, MetadataId};
 use crate::config::ImageConfig;
+use crate::erofs::{BLOCK_SIZE, LayerTree};
 
 /// The form of manifests written here, and the only one read.
 pub const MANIFEST_FORMAT: u32 = 1;
@@ -226,6 +227,21 @@ impl Manifest {
         Ok(LayerId(Digest::of(&self.encode()?)))
     }
 
+    /// Whether a metadata image is one that is made here and stands on the blobs that this manifest names. To be asked before a kernel
+    /// reads it, as root: and it takes a device that is too short for one that is full of zeros at its end.
+    ///
+    /// # Errors
+    /// What is wrong with the image.
+    pub fn check_metadata(&self, image: &[u8]) -> Result<(), ManifestError> {
+        let layer = LayerTree::decode(image)
+            .map_err(|error| ManifestError(format!("its metadata cannot be used: {error}")))?;
+        let found = layer.blobs.iter().map(|blob| (blob.id, u64::from(blob.blocks) * BLOCK_SIZE));
+        if found.eq(self.blobs.iter().map(|blob| (blob.id, blob.size))) {
+            return Ok(());
+        }
+        Err(ManifestError("its metadata stands on other blobs than it names".to_owned()))
+    }
+
     fn check(&self) -> Result<(), String> {
         let Self { format, kind, metadata, blobs, parents, config, facts } = self;
         if *format != MANIFEST_FORMAT {
@@ -242,7 +258,7 @@ impl Manifest {
             ));
         }
         for (at, blob) in blobs.iter().enumerate() {
-            if blob.size == 0 || !blob.size.is_multiple_of(crate::erofs::BLOCK_SIZE) {
+            if blob.size == 0 || !blob.size.is_multiple_of(BLOCK_SIZE) {
                 return Err(format!(
                     "blob {} has {} bytes, which is no number of blocks",
                     blob.id, blob.size
@@ -303,6 +319,29 @@ mod tests {
             manifest.id().unwrap().to_string(),
             "2cb3a88d0df65d87b33298d029a97c8612ddb18157d7cd66b079fb3c90675ef1"
         );
+    }
+
+    #[test]
+    fn metadata_that_stands_on_other_blobs_is_refused() {
+        use crate::erofs::{Attributes, BlobRef as Device, Content, FileData, Tree};
+
+        let (one, two) = (BlobId(Digest::of(b"one")), BlobId(Digest::of(b"two")));
+        let mut tree = Tree::new();
+        for device in [1, 2] {
+            let file = Content::File(FileData::dense(4096, 0, device));
+            tree.insert(tree.root(), &[b'0' + device as u8], Attributes::default(), file);
+        }
+        let blobs = vec![Device { id: one, blocks: 3 }, Device { id: two, blocks: 1 }];
+        let (image, _) = LayerTree { tree, blobs }.encode().unwrap();
+        let check = |blobs: &[(BlobId, u64)]| {
+            let named = |(id, size): &(BlobId, u64)| BlobRef { id: *id, index_size: 104, size: *size };
+            Manifest { blobs: blobs.iter().map(named).collect(), ..manifest() }.check_metadata(&image)
+        };
+        check(&[(one, 12288), (two, 4096)]).unwrap();
+        for wrong in [&[(one, 12288)][..], &[(two, 4096), (one, 12288)], &[(one, 8192), (two, 4096)]] {
+            assert!(check(wrong).unwrap_err().0.contains("other blobs"), "{wrong:?}");
+        }
+        assert!(manifest().check_metadata(&image[..4096]).unwrap_err().0.contains("cannot be used"));
     }
 
     #[test]
