@@ -101,7 +101,9 @@ def test_content_comes_when_it_is_read_or_asked_for_and_is_counted() -> None:
                 assert later.run_shell("sha256sum /usr/bin/* | wc -l").exit_code == 0
             lost = sandbox.run_shell("sha256sum /bin/ls; sha256sum /usr/bin/*")
             assert "/bin/ls" in lost.stdout.splitlines()[0]
-            assert lost.exit_code != 0 and "Input/output error" in lost.stderr
+            # A read says so; a program whose own pages are not in memory ends by SIGBUS.
+            assert lost.exit_code != 0
+            assert "Input/output error" in lost.stderr or lost.signal == "SIGBUS", lost
         seen: list[int] = []
         client.images.prefetch(IMAGE, on_progress=lambda progress: seen.append(progress.left_bytes))
         assert seen and seen == sorted(seen, reverse=True) and seen[-1] == 0

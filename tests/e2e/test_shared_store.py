@@ -63,7 +63,7 @@ def read_all(running: Platform) -> str:
 
 def test_three_cold_nodes_run_the_same_burst_and_one_collects_under_them(tmp_path: Path) -> None:
     files = contents(1)
-    with nodes_of_one_store(3, {"url": str(tmp_path / "store")}) as nodes:
+    with nodes_of_one_store(3, {"url": str(tmp_path / "store"), "create": True}) as nodes:
         first, second, third = nodes
         first.client().images.import_("tools", busybox())
         first.client().workspaces.import_("repo", workspace(files))
@@ -89,3 +89,11 @@ def test_three_cold_nodes_run_the_same_burst_and_one_collects_under_them(tmp_pat
             assert packs(tmp_path) < before, "nothing was collected"
             assert late.run_shell("md5sum /work/*").stdout == sums(others), "collected under a sandbox that uses it"
         assert read_all(third) == sums(others)
+
+
+def test_a_directory_that_is_no_store_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "mount").mkdir()
+    with pytest.raises(AssertionError, match="see whether it is mounted"):
+        with nodes_of_one_store(1, {"url": str(tmp_path / "mount")}):
+            pass
+    assert not list((tmp_path / "mount").iterdir())

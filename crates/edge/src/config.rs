@@ -177,7 +177,8 @@ impl Config {
             return Err(value(format!("cache.size_mib is {cache_mib}; it must be at least {CACHE_MIB_MIN}")));
         }
         let store = file.store.unwrap_or_else(|| {
-            StoreSettings::new(file.state_dir.join("store").to_string_lossy().into_owned())
+            let own = file.state_dir.join("store").to_string_lossy().into_owned();
+            StoreSettings { create: true, ..StoreSettings::new(own) }
         });
         let defaults = file.defaults.over(Limits::default()).map_err(value)?;
         let registries = file.registries.allowed().map_err(value)?;

@@ -21,7 +21,7 @@ fn feature(probe: Probe) -> Feature {
 }
 
 /// The edge's own checks: its files. The rest the backend tries itself.
-pub fn own(aether: &Path, state_dir: &Path) -> Vec<Feature> {
+pub fn own(aether: &Path, fill: &Path, state_dir: &Path) -> Vec<Feature> {
     let check = |name: &str, purpose: &str, found: Result<String, String>, remedy: String| {
         let (state, found, remedy) = match found {
             Ok(found) => (FeatureState::Works, found, String::new()),
@@ -29,9 +29,11 @@ pub fn own(aether: &Path, state_dir: &Path) -> Vec<Feature> {
         };
         Feature { name: name.to_owned(), purpose: purpose.to_owned(), state, found, remedy }
     };
-    let agent = std::fs::metadata(aether)
-        .map(|meta| format!("{} ({} bytes)", aether.display(), meta.len()))
-        .map_err(|error| format!("{}: {error}", aether.display()));
+    let program = |path: &Path| {
+        std::fs::metadata(path)
+            .map(|meta| format!("{} ({} bytes)", path.display(), meta.len()))
+            .map_err(|error| format!("{}: {error}", path.display()))
+    };
     let state = nearest(state_dir)
         .map(|dir| format!("{} is on a plain file system", dir.display()))
         .map_err(|found| format!("{}: {found}", state_dir.display()));
@@ -39,8 +41,14 @@ pub fn own(aether: &Path, state_dir: &Path) -> Vec<Feature> {
         check(
             "agent",
             "runs inside every sandbox",
-            agent,
+            program(aether),
             "install dsec-aether beside dsec-edge, or set `aether` in edge.toml".to_owned(),
+        ),
+        check(
+            "fill",
+            "brings content of layers to the node",
+            program(fill),
+            "install dsec-fill beside dsec-edge, or set `fill` in edge.toml".to_owned(),
         ),
         check(
             "state_dir",

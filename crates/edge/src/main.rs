@@ -57,6 +57,9 @@ enum Command {
         /// The edge's configuration, for its paths.
         #[arg(long)]
         config: Option<PathBuf>,
+        /// Where the state is to be, while there is no configuration yet.
+        #[arg(long, default_value = "/var/lib/dsec", conflicts_with = "config")]
+        state_dir: PathBuf,
         /// As JSON.
         #[arg(long)]
         json: bool,
@@ -67,7 +70,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Run { config, ready_fd } => run(&config, ready_fd),
         Command::Down { config } => down(&config),
-        Command::Doctor { config, json } => check(config.as_deref(), json),
+        Command::Doctor { config, state_dir, json } => check(config.as_deref(), &state_dir, json),
     };
     match done {
         Ok(code) => code,
@@ -184,7 +187,16 @@ fn down(config: &Path) -> anyhow::Result<ExitCode> {
             let backend = start_backend(&config)?;
             let content = start_content(&config)?;
             let done = runtime()?.block_on(async {
-                let node = Node::start(config, backend, content).await?;
+                let (launch, served) = (Arc::clone(&backend), Arc::clone(&content));
+                let node = match Node::start(config, backend, content).await {
+                    Ok(node) => node,
+                    Err(error) => {
+                        // What runs ends all the same; records that are left are of sandboxes that the next edge finds gone.
+                        tracing::warn!(%error, "the node is taken down without its records");
+                        shutdown::without_node(launch, &*served).await.context("something is left")?;
+                        return Ok(show(&Progress::Done));
+                    }
+                };
                 let mut lines = std::pin::pin!(shutdown::start(node));
                 let mut done = false;
                 while let Some(progress) = lines.next().await {
@@ -197,13 +209,13 @@ fn down(config: &Path) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn check(config: Option<&Path>, json: bool) -> anyhow::Result<ExitCode> {
+fn check(config: Option<&Path>, state_dir: &Path, json: bool) -> anyhow::Result<ExitCode> {
     log_to_stderr("error");
     let mut features = match config.map(Config::load).transpose()? {
-        Some(config) => doctor::own(&config.aether, &config.state_dir),
+        Some(config) => doctor::own(&config.aether, &config.fill, &config.state_dir),
         None => {
-            let beside = std::env::current_exe()?.with_file_name("dsec-aether");
-            doctor::own(&beside, Path::new("/var/lib/dsec"))
+            let exe = std::env::current_exe()?;
+            doctor::own(&exe.with_file_name("dsec-aether"), &exe.with_file_name("dsec-fill"), state_dir)
         }
     };
     features.extend(doctor::features(ContainerBackend::probe()));

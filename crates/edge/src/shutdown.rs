@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use dsec_backend::BackendError;
 use dsec_model::EndReason;
 use futures_util::Stream;
 use serde::{Deserialize, Serialize};
@@ -9,6 +10,8 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use crate::error::chain;
+use crate::launch::Launch;
+use crate::layers::Content;
 use crate::node::Node;
 
 /// Lines of progress that may wait for a reader; a full queue drops a line, never the shutdown.
@@ -44,6 +47,26 @@ pub fn start(node: Arc<Node>) -> impl Stream<Item = Progress> + Send + 'static {
         let progress = receiver.recv().await?;
         Some((progress, receiver))
     })
+}
+
+/// Takes down what is on this host when there is no node to do it: its store or its records cannot be read.
+///
+/// # Errors
+/// Something of the backend's is left.
+pub async fn without_node(launch: Arc<dyn Launch>, content: &dyn Content) -> Result<(), BackendError> {
+    let down = tokio::task::spawn_blocking(move || {
+        for removed in launch.sweep(&[]) {
+            tracing::info!(removed, "leftover swept");
+        }
+        launch.shut_down()
+    });
+    let down = down.await.unwrap_or_else(|e| {
+        Err(BackendError::new("take the backend down".to_owned(), std::io::Error::other(e)))
+    });
+    if let Err(error) = content.shut_down().await {
+        tracing::warn!(error = &error as &dyn std::error::Error, "the fill worker was not ended");
+    }
+    down
 }
 
 async fn run(node: Arc<Node>, lines: mpsc::Sender<Progress>) {

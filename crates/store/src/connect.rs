@@ -42,6 +42,10 @@ const IDLE_CONNECTIONS_MAX: usize = 64;
 pub struct StoreSettings {
     /// `/path`, `file:///path` or `s3://bucket/prefix`.
     pub url: String,
+    /// Whether a directory that is no store is made one. Without it such a directory is refused: its mount may be missing. Buckets are
+    /// made stores without being told.
+    #[serde(default)]
+    pub create: bool,
     /// The bucket's server if it is not Amazon's, such as `https://storage:9000`. Else `AWS_ENDPOINT_URL`.
     #[serde(default)]
     pub endpoint: Option<String>,
@@ -78,6 +82,7 @@ impl StoreSettings {
     pub fn new(url: impl Into<String>) -> Self {
         Self {
             url: url.into(),
+            create: false,
             endpoint: None,
             region: None,
             access_key_id: None,

@@ -73,6 +73,17 @@ impl Store {
         Ok(store)
     }
 
+    /// Opens the store, and makes it where the place has none if it is a bucket, or a directory and the settings say so.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub async fn open_or_create(settings: &StoreSettings) -> Result<Self, StoreError> {
+        if settings.create || settings.url.starts_with("s3://") {
+            return Self::create(settings).await;
+        }
+        Self::open(settings).await
+    }
+
     /// Opens the store and makes it if the place has none; a bucket itself must be there.
     ///
     /// # Errors
@@ -102,7 +113,7 @@ impl Store {
                 StoreError::NotFound { .. } => StoreError::Unavailable {
                     what,
                     source: format!(
-                        "there is no store at {}: make one, or see whether it is mounted",
+                        "there is no store at {}: see whether it is mounted; create = true in [store] makes a new one there",
                         self.0.url
                     )
                     .into(),

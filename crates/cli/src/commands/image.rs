@@ -197,7 +197,7 @@ pub(crate) enum LayerCommand {
 pub(crate) struct ImportArgs {
     /// Name to give it
     name: String,
-    /// A rootfs tar, an OCI layout (a tar or a directory), a docker save archive, - for standard input, or
+    /// A tar or a directory of files, an OCI layout (tar or directory), a docker save archive, - for standard input, or
     /// docker://HOST[:PORT]/REPOSITORY[:TAG|@DIGEST] for an image that the node gets from a registry
     source: PathBuf,
     /// No progress, no summary
@@ -318,7 +318,7 @@ async fn import(context: &Context, kind: &str, args: &ImportArgs) -> Outcome {
 }
 
 async fn upload(context: &Context, kind: &str, args: &ImportArgs, quiet: bool) -> Result<Image, Failure> {
-    let upload = open(&args.source, quiet)?;
+    let upload = open(&args.source, kind, quiet)?;
     let (bar, source) = (upload.bar.clone(), args.source.display().to_string());
     let source = if source == "-" { "standard input".to_owned() } else { source };
     let response = context.client.import(kind, &args.name, &source, upload.body, upload.length).await;
@@ -375,7 +375,7 @@ struct Upload {
     bar: ProgressBar,
 }
 
-fn open(source: &Path, quiet: bool) -> Result<Upload, Failure> {
+fn open(source: &Path, kind: &str, quiet: bool) -> Result<Upload, Failure> {
     let name = source.display().to_string();
     let failed = |error| Failure::io(format!("cannot read {name}"), &error);
     if source == Path::new("-") {
@@ -384,7 +384,7 @@ fn open(source: &Path, quiet: bool) -> Result<Upload, Failure> {
     }
     let meta = std::fs::metadata(source).map_err(failed)?;
     if meta.is_dir() {
-        let owner = directory_owner(source)?;
+        let owner = directory_owner(source, kind)?;
         let bar = progress::bytes("uploading", None, quiet);
         return Ok(Upload { body: body(tar_of(source.to_owned(), owner), bar.clone()), length: None, bar });
     }
@@ -394,9 +394,10 @@ fn open(source: &Path, quiet: bool) -> Result<Upload, Failure> {
     Ok(Upload { body: body(pieces_of(file), bar.clone()), length, bar })
 }
 
-/// Whose the files in a directory's tar are; refuses a directory that is no image.
-fn directory_owner(dir: &Path) -> Result<Owner, Failure> {
-    if dir.join("oci-layout").exists() {
+/// Whose the files in a directory's tar are: in a root file system as they are, elsewhere root's. Refuses a directory that
+/// is no image where it has to be one.
+fn directory_owner(dir: &Path, kind: &str) -> Result<Owner, Failure> {
+    if kind != LAYER_BASE || dir.join("oci-layout").exists() {
         return Ok(Owner::Root);
     }
     if ["bin", "usr", "etc"].iter().any(|name| dir.join(name).is_dir()) {
@@ -413,11 +414,13 @@ mod tests {
     #[test]
     fn a_directory_is_taken_for_what_it_holds() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(directory_owner(dir.path()).unwrap_err().message.contains("neither"));
+        assert!(directory_owner(dir.path(), LAYER_BASE).unwrap_err().message.contains("neither"));
+        assert_eq!(directory_owner(dir.path(), "toolkit"), Ok(Owner::Root));
         std::fs::create_dir(dir.path().join("usr")).unwrap();
-        assert_eq!(directory_owner(dir.path()), Ok(Owner::Kept));
+        assert_eq!(directory_owner(dir.path(), LAYER_BASE), Ok(Owner::Kept));
+        assert_eq!(directory_owner(dir.path(), "workspace"), Ok(Owner::Root));
         std::fs::write(dir.path().join("oci-layout"), "{}").unwrap();
-        assert_eq!(directory_owner(dir.path()), Ok(Owner::Root));
+        assert_eq!(directory_owner(dir.path(), LAYER_BASE), Ok(Owner::Root));
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! `dsec doctor`: what this machine's kernel can do, as the edge tried it.
 
+use std::path::PathBuf;
 use std::process::Stdio;
 
 use clap::Args;
 use dsec_proto::rest::{Feature, FeatureState};
 
-use super::locate;
 use super::process::describe;
+use super::{DEFAULT_STATE_DIR, locate};
 use crate::failure::{Failure, Outcome};
 use crate::render::{self, Tone, paint};
 
@@ -19,13 +20,21 @@ Exit code 1 when something that is needed is missing.";
 
 /// `dsec doctor`.
 #[derive(Debug, Args)]
-pub(crate) struct DoctorArgs {}
+pub(crate) struct DoctorArgs {
+    /// State directory of the platform that runs here or is to
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_STATE_DIR)]
+    state_dir: PathBuf,
+}
 
 /// Tries what this machine can do.
-pub(crate) async fn doctor(_args: DoctorArgs, json: bool) -> Outcome {
+pub(crate) async fn doctor(args: DoctorArgs, json: bool) -> Outcome {
     let exe = locate::program(locate::EDGE)?;
+    let config = args.state_dir.join("edge.toml");
+    let (option, value) =
+        if config.exists() { ("--config", config) } else { ("--state-dir", args.state_dir) };
     let output = tokio::process::Command::new(&exe)
-        .args(["doctor", "--json"])
+        .args(["doctor", "--json", option])
+        .arg(value)
         .stdin(Stdio::null())
         .output()
         .await

@@ -13,7 +13,6 @@ use std::ffi::CString;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -31,6 +30,7 @@ use dsec_image::layer::BlobId;
 use dsec_store::StoreSettings;
 use dsec_sys::{mount, process};
 use rustix::net::sockopt::socket_peercred;
+use rustix::process::{Signal, pidfd_send_signal};
 use tokio::sync::Mutex;
 
 use super::content::{Calling, Content};
@@ -101,7 +101,13 @@ impl Filler {
             mount: config.mount.clone(),
         };
         let (holder, generation) = match found(&launch.socket) {
-            Some(holder) => (holder, 0),
+            Some(holder) => {
+                if launch.takes(&config)? {
+                    // Whose next worker reads what is written there now.
+                    pidfd_send_signal(&holder, Signal::HUP)?;
+                }
+                (holder, 0)
+            }
             None => {
                 std::fs::create_dir_all(&run)?;
                 std::fs::create_dir_all(&config.cache_dir)?;
@@ -177,6 +183,27 @@ impl Filler {
 }
 
 impl Launch {
+    /// Writes down what an earlier holder is to serve with from now on; whether that is anything new.
+    ///
+    /// # Errors
+    /// It serves another store, which what is mounted on it cannot follow.
+    fn takes(&self, wanted: &Config) -> io::Result<bool> {
+        let text = toml::to_string(wanted).map_err(io::Error::other)?;
+        let earlier = std::fs::read_to_string(&self.file)?;
+        if earlier == text {
+            return Ok(false);
+        }
+        let place = |store: &StoreSettings| (store.url.clone(), store.endpoint.clone());
+        if toml::from_str(&earlier).is_ok_and(|there: Config| place(&there.store) != place(&wanted.store)) {
+            return Err(io::Error::other(
+                "[store] of edge.toml is not the store that the running dsec-fill serves: undo the change, or run `dsec down`, \
+                 which ends every sandbox, and then `dsec up`",
+            ));
+        }
+        write_private(&self.file, &text)?;
+        Ok(true)
+    }
+
     /// Starts a holder in a process group of its own, since it outlives this process, and waits until it serves. It logs
     /// where this process does.
     fn holder(&self) -> io::Result<OwnedFd> {
@@ -227,11 +254,13 @@ impl Launch {
     }
 }
 
-/// A file that may hold a store's keys.
+/// A file that may hold a store's keys: readable for nobody else from its beginning, and whole under its name.
 fn write_private(file: &Path, text: &str) -> io::Result<()> {
-    let mut options = std::fs::OpenOptions::new();
-    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(file)?;
-    file.write_all(text.as_bytes())
+    let dir = file.parent().unwrap_or(Path::new("/"));
+    let mut draft = tempfile::NamedTempFile::new_in(dir)?;
+    draft.write_all(text.as_bytes())?;
+    draft.persist(file)?;
+    Ok(())
 }
 
 /// Whether somebody serves the socket: a socket file alone says nothing.

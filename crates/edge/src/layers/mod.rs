@@ -176,7 +176,7 @@ impl Layers {
         std::fs::create_dir_all(dir.join("work")).map_err(failed)?;
         let meta = Meta::open(dir.join("meta")).map_err(failed)?;
         let earlier = meta.all().map_err(failed)?;
-        let store = Store::create(settings).await.map_err(|e| store_failed(&e))?;
+        let store = Store::open_or_create(settings).await.map_err(|e| store_failed(&e))?;
         let held = Held::begin(&store, &dir, node).await?;
         let mut entries = HashMap::new();
         for (id, note) in &earlier {

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use dsec_image::layer::{Label, LayerId, LayerKind, LayerName, LayerRef, Manifest, Select, Source};
+use dsec_image::layer::{
+    Label, LayerId, LayerKind, LayerName, LayerRef, Manifest, NameError, Select, Source,
+};
 use dsec_model::ErrorKind;
 use dsec_proto::rest::{ApiError, Image};
 use dsec_store::{StoreError, Version};
@@ -65,7 +67,11 @@ impl Layers {
         name: &str,
     ) -> Result<LayerId, ApiError> {
         let none = || no_layer(field, kind, name);
-        let parsed: LayerRef = name.parse().map_err(|_| none())?;
+        if name.is_empty() {
+            return Err(none());
+        }
+        let parsed: LayerRef =
+            name.parse().map_err(|error: NameError| invalid_field(field, error.to_string()))?;
         if let Some(found) = self.find(kind, &parsed).await? {
             return Ok(found);
         }
@@ -347,5 +353,5 @@ fn no_layer(field: &'static str, kind: LayerKind, name: &str) -> ApiError {
     }
     ApiError::new(ErrorKind::NotFound, format!("no {kind} {name:?}"))
         .detail(json!({ "field": field, "layer": name }))
-        .hint(format!("`dsec layer ls --kind {kind}` lists them"))
+        .hint(format!("`dsec layer ls {kind}` lists them"))
 }

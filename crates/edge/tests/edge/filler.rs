@@ -14,7 +14,8 @@ use crate::support::until;
 
 /// Serves the control socket of its configuration and writes down who it is; ends at once while there are failures left.
 const HOLDER: &str = r#"#!/usr/bin/env python3
-import json, os, pathlib, socket, sys, tomllib
+import json, os, pathlib, signal, socket, sys, tomllib
+signal.signal(signal.SIGHUP, lambda *_: (here / "replaced").touch())
 config = tomllib.loads(pathlib.Path(sys.argv[3]).read_text())
 here = pathlib.Path(__file__).parent
 failures = here / "failures"
@@ -64,10 +65,14 @@ impl World {
     }
 
     async fn start(&self) -> Arc<Filler> {
+        Arc::new(self.start_with("store", 1 << 30).await.unwrap())
+    }
+
+    async fn start_with(&self, store: &str, cache_bytes: u64) -> std::io::Result<Filler> {
         let (program, state) = (self.path("holder"), self.path("state"));
-        let store = StoreSettings::new(self.path("store").display().to_string());
-        let started = tokio::task::spawn_blocking(move || Filler::start(&program, &state, &store, 1 << 30));
-        Arc::new(started.await.unwrap().unwrap())
+        let store = StoreSettings::new(self.path(store).display().to_string());
+        let start = move || Filler::start(&program, &state, &store, cache_bytes);
+        tokio::task::spawn_blocking(start).await.unwrap()
     }
 
     fn pids(&self) -> Vec<i32> {
@@ -138,4 +143,23 @@ async fn the_holder_of_an_earlier_edge_is_found_and_watched() {
     assert_eq!(world.pids().len(), 2);
     filler.shut_down().await.unwrap();
     supervised.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn changed_settings_come_to_the_holder_of_an_earlier_edge_but_not_another_store() {
+    let world = World::new();
+    drop(world.start().await);
+    let config = world.path("state/run/fill.toml");
+    let before = std::fs::read_to_string(&config).unwrap();
+    drop(world.start().await);
+    assert!(!world.path("replaced").exists(), "nothing has changed");
+    drop(world.start_with("store", 2 << 30).await.unwrap());
+    assert!(std::fs::read_to_string(&config).unwrap().contains("cache_bytes = 2147483648"));
+    assert_eq!(std::fs::metadata(&config).unwrap().permissions().mode() & 0o777, 0o600);
+    until("a new worker", || if world.path("replaced").exists() { Ok(()) } else { Err("no signal yet") })
+        .await;
+    let error = world.start_with("other", 1 << 30).await.err().unwrap();
+    assert!(error.to_string().contains("dsec down"), "{error}");
+    assert_ne!(std::fs::read_to_string(&config).unwrap(), before, "the refused settings were not written");
+    assert_eq!(world.pids().len(), 1);
 }
