@@ -54,19 +54,22 @@ pub fn start(node: Arc<Node>) -> impl Stream<Item = Progress> + Send + 'static {
 /// # Errors
 /// Something of the backend's is left.
 pub async fn without_node(launch: Arc<dyn Launch>, content: &dyn Content) -> Result<(), BackendError> {
+    let down = take_down(launch).await;
+    if let Err(error) = content.shut_down().await {
+        tracing::warn!(error = &error as &dyn std::error::Error, "the fill worker was not ended");
+    }
+    down
+}
+
+/// Ends what is left of sandboxes, and the backend's own things.
+async fn take_down(launch: Arc<dyn Launch>) -> Result<(), BackendError> {
     let down = tokio::task::spawn_blocking(move || {
         for removed in launch.sweep(&[]) {
             tracing::info!(removed, "leftover swept");
         }
         launch.shut_down()
     });
-    let down = down.await.unwrap_or_else(|e| {
-        Err(BackendError::new("take the backend down".to_owned(), std::io::Error::other(e)))
-    });
-    if let Err(error) = content.shut_down().await {
-        tracing::warn!(error = &error as &dyn std::error::Error, "the fill worker was not ended");
-    }
-    down
+    down.await.unwrap_or_else(|e| Err(BackendError::new("take the backend down", std::io::Error::other(e))))
 }
 
 async fn run(node: Arc<Node>, lines: mpsc::Sender<Progress>) {
@@ -94,20 +97,12 @@ async fn run(node: Arc<Node>, lines: mpsc::Sender<Progress>) {
     node.tasks.close();
     node.tasks.wait().await;
     let _ = lines.try_send(Progress::Backend);
-    let taken_down = Arc::clone(&node);
-    let down = tokio::task::spawn_blocking(move || {
-        for removed in taken_down.launch.sweep(&[]) {
-            tracing::info!(removed, "leftover swept");
-        }
-        taken_down.launch.shut_down()
-    });
-    let down = down.await;
+    let down = take_down(Arc::clone(&node.launch)).await;
     // After the mounts, which read from it.
     node.layers.shut_down().await;
     let last = match down {
-        Ok(Ok(())) => Progress::Done,
-        Ok(Err(error)) => Progress::Error { message: chain(&error) },
-        Err(error) => Progress::Error { message: error.to_string() },
+        Ok(()) => Progress::Done,
+        Err(error) => Progress::Error { message: chain(&error) },
     };
     if let Progress::Error { message } = &last {
         tracing::error!(error = message, "the backend could not be taken down");

@@ -3,16 +3,13 @@
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use dsec_proto::rest::{
-    ContentCounts, CreateSandboxRequest, ExecRequest, LAYER_BASE, PrefetchEvent, PrefetchRequest,
-    PrefetchWhat,
-};
+use dsec_proto::rest::{CreateSandboxRequest, ExecRequest, LAYER_BASE, NodeUsage, PrefetchWhat};
 use tokio::sync::OnceCell;
 
 use super::{Load, Report, end};
-use crate::client::JsonLines;
 use crate::commands::Context;
 use crate::commands::create::SandboxOptions;
+use crate::commands::layer::bring;
 use crate::failure::Failure;
 use crate::parse::MIB;
 
@@ -104,14 +101,14 @@ pub(super) async fn run(context: &Context, args: PullBench) -> Result<Report, Fa
         one(context, target, &args)
     };
     let samples = load.drive(args.count, "running", context.global.json, once).await;
-    let moved = Moved::now(context).await?.since(&before);
+    let after = Moved::now(context).await?;
     let mut report = Report::new("pull", &load, &samples, |took| *took);
     report.add("mode", args.mode.to_possible_value().map(|mode| mode.get_name().to_owned()));
     report.add("images", targets.len());
     report.add("wall_s", round(samples.wall.as_secs_f64()));
-    report.add("asked_mib", mib(moved.counts.asked_bytes));
-    report.add("fetched_mib", mib(moved.counts.fetched_bytes));
-    report.add("disk_written_mib", mib(moved.cache_bytes));
+    report.add("asked_mib", mib(after.asked.saturating_sub(before.asked)));
+    report.add("fetched_mib", mib(after.fetched.saturating_sub(before.fetched)));
+    report.add("disk_written_mib", mib(after.written.saturating_sub(before.written)));
     Ok(report)
 }
 
@@ -136,19 +133,7 @@ async fn one(context: &Context, target: &Target, args: &PullBench) -> Result<Dur
 impl Target {
     /// Brings all of its content to the node.
     async fn bring(&self, context: &Context) -> Result<(), Failure> {
-        let request = PrefetchRequest { what: PrefetchWhat::All };
-        let response = context.client.prefetch(LAYER_BASE, &self.name, &request).await?;
-        let mut lines = JsonLines::new(Box::pin(context.client.body(response)));
-        while let Some(line) = lines.next().await? {
-            match serde_json::from_slice(&line) {
-                Ok(PrefetchEvent::Done { .. }) => return Ok(()),
-                Ok(PrefetchEvent::Error { error }) => {
-                    return Err(Failure::new(error.message).hint(error.hint));
-                }
-                _ => {}
-            }
-        }
-        Err(Failure::new(format!("{} was not brought to the node: its answer broke off", self.name)))
+        bring(context, LAYER_BASE, &self.name, PrefetchWhat::All, |_, _| ()).await.map(drop)
     }
 
     /// Refuses a node or a store on which the mode would measure something else.
@@ -173,34 +158,22 @@ impl Target {
     }
 }
 
-/// What the nodes have moved so far.
+/// What the nodes have moved so far, bytes.
 struct Moved {
-    counts: ContentCounts,
-    cache_bytes: u64,
+    asked: u64,
+    fetched: u64,
+    written: u64,
 }
 
 impl Moved {
     async fn now(context: &Context) -> Result<Self, Failure> {
         let nodes = context.client.nodes().await?;
-        let sum = |of: fn(&ContentCounts) -> u64| nodes.iter().map(|node| of(&node.usage.content)).sum();
-        let counts = ContentCounts {
-            asked_bytes: sum(|counts| counts.asked_bytes),
-            fetched_bytes: sum(|counts| counts.fetched_bytes),
-            ..ContentCounts::default()
-        };
-        Ok(Self { counts, cache_bytes: nodes.iter().map(|node| node.usage.content_cache_bytes).sum() })
-    }
-
-    fn since(&self, before: &Self) -> Self {
-        let grown = |now: u64, before: u64| now.saturating_sub(before);
-        Self {
-            counts: ContentCounts {
-                asked_bytes: grown(self.counts.asked_bytes, before.counts.asked_bytes),
-                fetched_bytes: grown(self.counts.fetched_bytes, before.counts.fetched_bytes),
-                ..ContentCounts::default()
-            },
-            cache_bytes: grown(self.cache_bytes, before.cache_bytes),
-        }
+        let sum = |of: fn(&NodeUsage) -> u64| nodes.iter().map(|node| of(&node.usage)).sum();
+        Ok(Self {
+            asked: sum(|usage| usage.content.asked_bytes),
+            fetched: sum(|usage| usage.content.fetched_bytes),
+            written: sum(|usage| usage.content_cache_bytes),
+        })
     }
 }
 

@@ -92,16 +92,10 @@ fn ranges(groups: &[u32]) -> String {
 pub(super) async fn prefetch(context: &Context, kind: &str, args: &PrefetchArgs) -> Outcome {
     let quiet = args.quiet || context.global.json;
     let what = if args.trace { PrefetchWhat::Trace } else { PrefetchWhat::All };
-    let response = context.client.prefetch(kind, &args.name, &PrefetchRequest { what }).await?;
     let bar = progress::bytes("bringing in", Some(0), quiet);
-    let done: Result<LayerContent, Failure> = last(context, response, "prefetch", |event| match event {
-        PrefetchEvent::Progress { wanted_bytes, left_bytes } => {
-            bar.set_length(wanted_bytes);
-            bar.set_position(wanted_bytes - left_bytes);
-            None
-        }
-        PrefetchEvent::Done { content } => Some(Ok(*content)),
-        PrefetchEvent::Error { error } => Some(Err(Failure::new(error.message).hint(error.hint))),
+    let done = bring(context, kind, &args.name, what, |wanted_bytes, left_bytes| {
+        bar.set_length(wanted_bytes);
+        bar.set_position(wanted_bytes - left_bytes);
     })
     .await;
     bar.finish_and_clear();
@@ -113,6 +107,26 @@ pub(super) async fn prefetch(context: &Context, kind: &str, args: &PrefetchArgs)
         render::line(&format!("{}: {here} of {size} are on the node", args.name))?;
     }
     Ok(0)
+}
+
+/// Brings content of a layer to the node; `tell` hears how many bytes are wanted and how many of them left.
+pub(crate) async fn bring(
+    context: &Context,
+    kind: &str,
+    name: &str,
+    what: PrefetchWhat,
+    mut tell: impl FnMut(u64, u64),
+) -> Result<LayerContent, Failure> {
+    let response = context.client.prefetch(kind, name, &PrefetchRequest { what }).await?;
+    last(context, response, "prefetch", |event| match event {
+        PrefetchEvent::Progress { wanted_bytes, left_bytes } => {
+            tell(wanted_bytes, left_bytes);
+            None
+        }
+        PrefetchEvent::Done { content } => Some(Ok(*content)),
+        PrefetchEvent::Error { error } => Some(Err(Failure::new(error.message).hint(error.hint))),
+    })
+    .await
 }
 
 pub(super) async fn tag(context: &Context, kind: &str, args: &TagArgs) -> Outcome {

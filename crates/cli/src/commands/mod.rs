@@ -11,7 +11,7 @@ mod feed;
 pub(crate) mod image;
 mod input;
 mod landing;
-mod layer;
+pub(crate) mod layer;
 pub(crate) mod logs;
 mod output;
 pub(crate) mod pack;
