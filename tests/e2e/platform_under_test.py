@@ -13,7 +13,7 @@ import tarfile
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -59,9 +59,9 @@ def free_address() -> str:
         return f"127.0.0.1:{taken.getsockname()[1]}"
 
 
-def leftovers(state: Path | None = None) -> dict[str, int]:
-    """Counts of all that a platform could leave on this machine."""
-    arguments = [str(ROOT / "scripts/leftovers"), *([str(state)] if state else [])]
+def leftovers(state: Path | None = None, inside: Sequence[str] = ()) -> dict[str, int]:
+    """Counts of all that a platform could leave on this machine, or in namespaces that a command leads into."""
+    arguments = [*inside, str(ROOT / "scripts/leftovers"), *([str(state)] if state else [])]
     lines = subprocess.run(arguments, check=True, capture_output=True, text=True).stdout.splitlines()
     return {kind: int(count) for kind, count in (line.split() for line in lines)}
 
@@ -74,12 +74,14 @@ class Platform:
     env: dict[str, str]
     url: str = ""
     key: str = ""
+    #: What goes before each command, such as `nsenter` with its options.
+    inside: Sequence[str] = ()
     _clients: list[DSecClient] = field(default_factory=list)
 
     def dsec(self, *arguments: str, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
         """Runs the CLI against it."""
         done = subprocess.run(
-            [str(BIN / "dsec"), *arguments], env=self.env, capture_output=True, text=True, timeout=300 * PATIENCE, **options
+            [*self.inside, str(BIN / "dsec"), *arguments], env=self.env, capture_output=True, text=True, timeout=300 * PATIENCE, **options
         )
         if check and done.returncode != 0:
             raise AssertionError(f"dsec {' '.join(arguments)} ended with {done.returncode}: {done.stderr}")
@@ -173,22 +175,23 @@ def _with_image(running: Platform) -> None:
 
 
 @contextmanager
-def _made(count: int) -> Iterator[list[Platform]]:
+def _made(inside: Sequence[Sequence[str]]) -> Iterator[list[Platform]]:
     """Platforms that are not up yet. What they left behind in the end fails the test."""
-    before = leftovers()
-    works = [Path(tempfile.mkdtemp(prefix="dsec-e2e-")) for _ in range(count)]
-    made = [
-        Platform(work / "state", {**os.environ, "DSEC_CONFIG": str(work / "config.toml"), "NO_COLOR": "1"}) for work in works
-    ]
+    before = [leftovers(inside=prefix) for prefix in inside]
+    works = [Path(tempfile.mkdtemp(prefix="dsec-e2e-")) for _ in inside]
+    made = []
+    for work, prefix in zip(works, inside, strict=True):
+        env = {**os.environ, "DSEC_CONFIG": str(work / "config.toml"), "NO_COLOR": "1"}
+        made.append(Platform(work / "state", env, inside=prefix))
     try:
         yield made
     finally:
         for running in made:
             running.close_clients()
             running.down()
-    for work, running in zip(works, made, strict=True):
-        after = leftovers(running.state)
-        left = {kind: (before[kind], after[kind]) for kind in after if after[kind] != before[kind]}
+    for work, running, then in zip(works, made, before, strict=True):
+        after = leftovers(running.state, running.inside)
+        left = {kind: (then[kind], after[kind]) for kind in after if after[kind] != then[kind]}
         assert not left, f"left behind: {left}"
         shutil.rmtree(work)
 
@@ -196,7 +199,7 @@ def _made(count: int) -> Iterator[list[Platform]]:
 @contextmanager
 def platform(image: bool = True) -> Iterator[Platform]:
     """A platform from `dsec up` to `dsec down`. What it left behind fails the test."""
-    with _made(1) as [running]:
+    with _made([()]) as [running]:
         if image:
             _with_image(running)
         else:
@@ -205,10 +208,13 @@ def platform(image: bool = True) -> Iterator[Platform]:
 
 
 @contextmanager
-def nodes_of_one_store(count: int, store: dict[str, str | bool]) -> Iterator[list[Platform]]:
-    """Platforms of a node each whose layers lie in the same store, with these settings."""
+def nodes_of_one_store(
+    count: int, store: dict[str, str | bool], inside: Sequence[Sequence[str]] = ()
+) -> Iterator[list[Platform]]:
+    """Platforms of a node each whose layers lie in the same store, with these settings; each in namespaces of its own, if
+    there are commands that lead into them."""
     lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in store.items())
-    with _made(count) as made:
+    with _made(inside or [()] * count) as made:
         for number, running in enumerate(made):
             running.state.mkdir(mode=0o700)
             (running.state / "edge.toml").write_text(f'node = "n{number + 1}"\n[store]\n{lines}')

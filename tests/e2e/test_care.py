@@ -81,7 +81,7 @@ def test_content_comes_when_it_is_read_or_asked_for_and_is_counted() -> None:
             cached.unlink()
         running.up()
         client = running.client()
-        size = json.loads(running.dsec("image", "inspect", IMAGE).stdout)["content"]
+        size = json.loads(running.dsec("image", "inspect", IMAGE).stdout)["nodes"][0]["content"]
         assert size["here_bytes"] == 0
         with client.run_container(DSecContainerRunArgs(container_image=IMAGE)) as sandbox:
             assert sandbox.run_shell("sha256sum /bin/ls").exit_code == 0
@@ -107,12 +107,12 @@ def test_content_comes_when_it_is_read_or_asked_for_and_is_counted() -> None:
         seen: list[int] = []
         client.images.prefetch(IMAGE, on_progress=lambda progress: seen.append(progress.left_bytes))
         assert seen and seen == sorted(seen, reverse=True) and seen[-1] == 0
-        now = json.loads(running.dsec("image", "inspect", IMAGE).stdout)["content"]
+        now = json.loads(running.dsec("image", "inspect", IMAGE).stdout)["nodes"][0]["content"]
         assert now["here_bytes"] == now["size_bytes"] == size["size_bytes"]
         # What starts now reads without the fill worker: it is not even asked.
         with client.run_container(DSecContainerRunArgs(container_image=IMAGE)) as whole:
             assert whole.run_shell("cat /usr/bin/* | wc -c").exit_code == 0
-        after = json.loads(running.dsec("image", "inspect", IMAGE).stdout)["content"]
+        after = json.loads(running.dsec("image", "inspect", IMAGE).stdout)["nodes"][0]["content"]
         assert after["asked_bytes"] == now["asked_bytes"]
 
 
@@ -136,7 +136,7 @@ def test_what_a_first_run_read_is_shown_and_brought_in_again() -> None:
             cached.unlink()
         running.up()
         running.dsec("image", "prefetch", "--trace", IMAGE)
-        here = json.loads(running.dsec("image", "inspect", IMAGE).stdout)["content"]["here_bytes"]
+        here = json.loads(running.dsec("image", "inspect", IMAGE).stdout)["nodes"][0]["content"]["here_bytes"]
         assert here == sum(blob.traced_bytes for blob in traced)
 
 

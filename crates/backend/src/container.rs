@@ -315,6 +315,11 @@ impl ContainerBackend {
         Ok(())
     }
 
+    /// Whether a layer is mounted, once for all containers that have it in their roots.
+    pub fn has_layer(&self, image: &Path) -> bool {
+        self.layers.has(image)
+    }
+
     /// Mount of a layer is dropped when nothing uses it, so that its files can be removed.
     pub fn forget_layer(&self, image: &Path) {
         self.layers.forget(image);

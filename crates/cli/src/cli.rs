@@ -93,11 +93,9 @@ pub(crate) enum Command {
     #[command(after_help = crate::up::DOCTOR_EXAMPLES)]
     Doctor(DoctorArgs),
     /// Import, list, tag, prefetch, export and remove images
-    #[command(subcommand)]
-    Image(image::ImageCommand),
+    Image(image::ImageArgs),
     /// The same for workspaces, toolkits and other layers, and the care of their store
-    #[command(subcommand)]
-    Layer(image::LayerCommand),
+    Layer(image::LayerArgs),
     /// Make a sandbox and print its id
     #[command(after_help = create::EXAMPLES)]
     Create(create::CreateArgs),

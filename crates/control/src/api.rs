@@ -9,8 +9,10 @@ pub mod images;
 pub mod layers;
 mod lists;
 pub mod ports;
+mod prefetch;
 pub mod sandboxes;
 pub mod sessions;
+mod store;
 pub mod system;
 
 use std::sync::Arc;

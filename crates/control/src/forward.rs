@@ -43,6 +43,8 @@ pub enum BodyKind {
 /// A request made ready for a node.
 pub struct Outgoing {
     request: Request,
+    /// Its body, where that was read whole.
+    whole: Option<Bytes>,
     upgrade: Option<OnUpgrade>,
 }
 
@@ -54,12 +56,23 @@ impl Outgoing {
     pub async fn new(mut request: Request, caller: &Principal, kind: BodyKind) -> Result<Self, Failure> {
         let upgrade = asks_for_upgrade(request.headers()).then(|| hyper::upgrade::on(&mut request));
         let (parts, body) = request.into_parts();
-        let mut request = Request::new(limited(body, kind).await?);
+        let (body, whole) = limited(body, kind).await?;
+        let mut request = Request::new(body);
         *request.method_mut() = parts.method;
         *request.uri_mut() = below_the_host(&parts.uri);
         *request.headers_mut() = parts.headers;
         rewrite_headers(request.headers_mut(), caller, upgrade.is_some());
-        Ok(Self { request, upgrade })
+        Ok(Self { request, whole, upgrade })
+    }
+
+    /// The same once more, if its body is short enough to have been read whole.
+    pub fn again(&self) -> Option<Self> {
+        let whole = self.whole.clone()?;
+        let mut request = Request::new(Body::from(whole.clone()));
+        *request.method_mut() = self.request.method().clone();
+        *request.uri_mut() = self.request.uri().clone();
+        *request.headers_mut() = self.request.headers().clone();
+        Some(Self { request, whole: Some(whole), upgrade: None })
     }
 
     /// Sends it to `node` and makes the response ready for the caller. An upgrade that the edge
@@ -67,21 +80,21 @@ impl Outgoing {
     ///
     /// # Errors
     /// No response came; the failure says whether the request may have been carried out.
-    pub async fn send(self, node: &Arc<Node>, tunnels: &TaskTracker) -> Reply {
+    pub async fn send(mut self, node: &Arc<Node>, tunnels: &TaskTracker) -> Reply {
         self.try_send(node, tunnels).await.map_err(|error| failure_of(node, error))
     }
 
-    /// The same, for a caller who may try another node.
+    /// The same, for a caller who may try another node: after [`SendError::Unreachable`] it can be sent again.
     ///
     /// # Errors
     /// No response came.
-    pub async fn try_send(self, node: &Arc<Node>, tunnels: &TaskTracker) -> Result<Response, SendError> {
-        match node.send(self.request).await? {
+    pub async fn try_send(&mut self, node: &Arc<Node>, tunnels: &TaskTracker) -> Result<Response, SendError> {
+        match node.send(&mut self.request).await? {
             Answer::Response(mut response) => {
                 strip_hop_by_hop(response.headers_mut());
                 Ok(response)
             }
-            Answer::Upgrade(response, far) => match self.upgrade {
+            Answer::Upgrade(response, far) => match self.upgrade.take() {
                 Some(caller) => Ok(tunnel(response, caller, far, tunnels)),
                 None => {
                     let message =
@@ -143,15 +156,19 @@ pub fn failure_of(node: &Node, error: SendError) -> Failure {
     }
 }
 
-async fn limited(body: Body, kind: BodyKind) -> Result<Body, Failure> {
+/// The body as far as it may go, and its bytes if it was read whole.
+async fn limited(body: Body, kind: BodyKind) -> Result<(Body, Option<Bytes>), Failure> {
     match (body.size_hint().exact(), kind) {
-        (Some(0), _) => Ok(Body::empty()),
+        (Some(0), _) => Ok((Body::empty(), Some(Bytes::new()))),
         (Some(length), BodyKind::Json) if length > JSON_BODY_MAX => {
             Err(Failure::body_too_large(JSON_BODY_MAX))
         }
-        (Some(length), _) if length <= WHOLE_BODY_MAX => Ok(Body::from(whole(body).await?)),
-        (None, BodyKind::Json) => Ok(Body::new(Limited::new(body, JSON_BODY_MAX as usize))),
-        _ => Ok(body),
+        (Some(length), _) if length <= WHOLE_BODY_MAX => {
+            let whole = whole(body).await?;
+            Ok((Body::from(whole.clone()), Some(whole)))
+        }
+        (None, BodyKind::Json) => Ok((Body::new(Limited::new(body, JSON_BODY_MAX as usize)), None)),
+        _ => Ok((body, None)),
     }
 }
 

@@ -1,9 +1,9 @@
 //! The configured nodes and what is known of them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -46,6 +46,8 @@ pub struct Node {
     reported: AtomicU64,
     /// Creates sent to it since that report: what keeps a burst from landing on one node.
     sent: AtomicU64,
+    /// Id of its layer store, once it has reported one.
+    store: Mutex<Option<String>>,
 }
 
 impl Node {
@@ -56,6 +58,7 @@ impl Node {
             healthy: AtomicBool::new(true),
             reported: AtomicU64::new(0),
             sent: AtomicU64::new(0),
+            store: Mutex::default(),
         }
     }
 
@@ -73,7 +76,7 @@ impl Node {
     ///
     /// # Errors
     /// See [`SendError`].
-    pub async fn send(&self, request: Request) -> Result<Answer, SendError> {
+    pub async fn send(&self, request: &mut Request) -> Result<Answer, SendError> {
         let result = upstream::send(&self.pool, request).await;
         match &result {
             Ok(_) => self.healthy.store(true, Ordering::Relaxed),
@@ -83,10 +86,30 @@ impl Node {
         result
     }
 
+    fn is_healthy(&self) -> bool {
+        self.healthy.load(Ordering::Relaxed)
+    }
+
+    fn store(&self) -> Option<String> {
+        self.store.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Takes over what it says of itself, or that it says nothing.
+    fn note(&self, report: Result<Nodes, Failure>) {
+        self.healthy.store(report.is_ok(), Ordering::Relaxed);
+        let Ok(Nodes { nodes }) = report else { return };
+        let load = nodes.iter().map(|node| node.usage.creating + node.usage.running).sum();
+        self.reported.store(load, Ordering::Relaxed);
+        // An edge of before that says none counts as one with a store of its own.
+        let said = nodes.into_iter().map(|node| node.store).find(|store| !store.is_empty());
+        let store = said.unwrap_or_else(|| format!("of {}", self.name));
+        *self.store.lock().unwrap_or_else(PoisonError::into_inner) = Some(store);
+    }
+
     /// What placement looks at.
     pub fn candidate(&self, refused: bool) -> Candidate {
         Candidate {
-            healthy: self.healthy.load(Ordering::Relaxed),
+            healthy: self.is_healthy(),
             refused,
             load: self.reported.load(Ordering::Relaxed) + self.sent.load(Ordering::Relaxed),
         }
@@ -120,7 +143,7 @@ impl Node {
         *request.headers_mut() = headers.clone();
         request.headers_mut().insert(header::HOST, HeaderValue::from_static("dsec"));
         let exchange = async {
-            match self.send(request).await {
+            match self.send(&mut request).await {
                 Ok(Answer::Response(response)) => {
                     let status = response.status();
                     let body = Limited::new(response.into_body(), ANSWER_MAX).collect().await;
@@ -149,6 +172,10 @@ impl Node {
 pub struct NodeSet {
     all: Vec<Arc<Node>>,
     by_name: HashMap<String, Arc<Node>>,
+    /// Calls that any node can carry out: whose turn it is.
+    turn: AtomicUsize,
+    /// Held while the nodes are asked how they are.
+    looking: tokio::sync::Mutex<()>,
 }
 
 impl NodeSet {
@@ -156,7 +183,7 @@ impl NodeSet {
     pub fn new(configs: &[NodeConfig]) -> Self {
         let all: Vec<Arc<Node>> = configs.iter().map(|config| Arc::new(Node::new(config))).collect();
         let by_name = all.iter().map(|node| (node.name.as_str().to_owned(), Arc::clone(node))).collect();
-        Self { all, by_name }
+        Self { all, by_name, turn: AtomicUsize::new(0), looking: tokio::sync::Mutex::default() }
     }
 
     /// Every node.
@@ -183,32 +210,80 @@ impl NodeSet {
         join_all(self.all.iter().map(|node| async move { (node, node.ask(path, headers).await) })).await
     }
 
+    /// Nodes that share a layer store, in the order in which they are to be tried for what any of them can do: in turn, and
+    /// those that did not answer last at the end.
+    ///
+    /// # Errors
+    /// They have several stores, or none of them has said which it has.
+    pub async fn of_one_store(&self, nodes: &[Arc<Node>]) -> Result<Vec<Arc<Node>>, Failure> {
+        let is_known = || nodes.iter().all(|node| !node.is_healthy() || node.store().is_some());
+        if !is_known() {
+            let looking = self.looking.lock().await;
+            if !is_known() {
+                self.look().await;
+            }
+            drop(looking);
+        }
+        let mut stores: BTreeMap<String, Vec<&Arc<Node>>> = BTreeMap::new();
+        for node in nodes {
+            if let Some(store) = node.store() {
+                stores.entry(store).or_default().push(node);
+            }
+        }
+        let Some((_, mut sharing)) = stores.pop_first() else {
+            return Err(Failure::new(ErrorKind::Unavailable, "no node answers")
+                .hint("see that dsec-edge runs on the nodes (`dsec doctor`)"));
+        };
+        if !stores.is_empty() {
+            return Err(several_stores(stores.values().chain([&sharing])));
+        }
+        let first = self.turn.fetch_add(1, Ordering::Relaxed) % sharing.len();
+        sharing.rotate_left(first);
+        sharing.sort_by_key(|node| !node.is_healthy());
+        Ok(sharing.into_iter().cloned().collect())
+    }
+
+    /// Asks every node how it is. One at a time does, with `looking` held: creates are counted off once.
+    async fn look(&self) {
+        let mut headers = HeaderMap::new();
+        headers.insert(PROJECT, HeaderValue::from_static("root"));
+        headers.insert(KEY_ID, HeaderValue::from_static("dsec-control"));
+        let sent: Vec<u64> = self.all.iter().map(|node| node.sent.load(Ordering::Relaxed)).collect();
+        let answers = self.ask_all::<Nodes>("/v1/nodes", &headers).await;
+        for ((node, answer), sent) in answers.into_iter().zip(sent) {
+            if answer.is_ok() {
+                // Creates sent while the report was on its way may not be in it: they stay counted.
+                node.sent.fetch_sub(sent, Ordering::Relaxed);
+            }
+            node.note(answer);
+        }
+    }
+
     /// Reads loads for placement until it is dropped. With one node there is nothing to choose,
     /// and it returns at once.
     pub async fn watch(&self) {
         if self.all.len() < 2 {
             return;
         }
-        let mut headers = HeaderMap::new();
-        headers.insert(PROJECT, HeaderValue::from_static("root"));
-        headers.insert(KEY_ID, HeaderValue::from_static("dsec-control"));
         let mut ticks = tokio::time::interval(WATCH_PERIOD);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            let sent: Vec<u64> = self.all.iter().map(|node| node.sent.load(Ordering::Relaxed)).collect();
-            let answers = self.ask_all::<Nodes>("/v1/nodes", &headers).await;
-            for ((node, answer), sent) in answers.into_iter().zip(sent) {
-                let Ok(Nodes { nodes }) = answer else {
-                    node.healthy.store(false, Ordering::Relaxed);
-                    continue;
-                };
-                let load = nodes.iter().map(|n| n.usage.creating + n.usage.running).sum();
-                node.reported.store(load, Ordering::Relaxed);
-                // Creates sent while the report was on its way may not be in it: they stay counted.
-                node.sent.fetch_sub(sent, Ordering::Relaxed);
-                node.healthy.store(true, Ordering::Relaxed);
-            }
+            let _looking = self.looking.lock().await;
+            self.look().await;
         }
     }
+}
+
+fn several_stores<'a>(stores: impl Iterator<Item = &'a Vec<&'a Arc<Node>>>) -> Failure {
+    let names =
+        |nodes: &Vec<&Arc<Node>>| nodes.iter().map(|node| node.name().to_string()).collect::<Vec<_>>();
+    let mut stores: Vec<Vec<String>> = stores.map(names).collect();
+    stores.sort_unstable();
+    let listed = stores.iter().map(|nodes| nodes.join(", ")).collect::<Vec<_>>().join("; ");
+    let message =
+        format!("the nodes have {} layer stores, and which is meant is not said: {listed}", stores.len());
+    Failure::new(ErrorKind::InvalidArgument, message)
+        .hint("say node=NAME, or give all nodes of this server one store ([store] in edge.toml)")
+        .detail(serde_json::json!({ "field": "node", "stores": stores }))
 }

@@ -4,8 +4,8 @@
 use std::sync::OnceLock;
 
 use dsec_proto::rest;
-use utoipa::openapi::path::{Operation, PathItem};
-use utoipa::openapi::schema::{ArrayBuilder, ObjectBuilder};
+use utoipa::openapi::path::{Operation, ParameterBuilder, ParameterIn, PathItem};
+use utoipa::openapi::schema::{ArrayBuilder, ObjectBuilder, Type};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 use utoipa::openapi::{Components, Content, Ref, RefOr, Response};
 use utoipa::{Modify, OpenApi};
@@ -94,6 +94,7 @@ impl Modify for Common {
             name_by_method(item);
             for operation in operations(item) {
                 add_failures(path, operation);
+                add_node(operation);
             }
         }
     }
@@ -124,6 +125,24 @@ fn add_failures(path: &str, operation: &mut Operation) {
         let response = Ref::new(format!("#/components/responses/{name}"));
         operation.responses.responses.entry(status.to_owned()).or_insert(RefOr::Ref(response));
     }
+}
+
+/// Every call about layers and their store may name the node that is to carry it out.
+fn add_node(operation: &mut Operation) {
+    if !operation.tags.iter().flatten().any(|tag| tag == "images") {
+        return;
+    }
+    let is_prefetch = operation.operation_id.as_deref() == Some("prefetch_layer");
+    let description = match is_prefetch {
+        true => "The nodes that are to have it; may be repeated. Default: all.",
+        false => "The node that is to do it. Default: any, for which all nodes must share one layer store.",
+    };
+    let node = ParameterBuilder::new()
+        .name("node")
+        .parameter_in(ParameterIn::Query)
+        .description(Some(description))
+        .schema(Some(ObjectBuilder::new().schema_type(Type::String)));
+    operation.parameters.get_or_insert_default().push(node.build());
 }
 
 /// One function serves every method of the ports' path, and an operation's id must be unique.

@@ -32,7 +32,7 @@ type Connection = http1::Connection<TokioIo<HearsOut<UnixStream>>, Body>;
 /// Why no response came.
 #[derive(Debug)]
 pub enum SendError {
-    /// No connection could be made: nothing was sent, and another node may be tried.
+    /// No connection could be made: nothing was sent, and another node may be tried with the same request.
     Unreachable(io::Error),
     /// The request was sent, at least in part, and no response came: it may have been carried out.
     Broken(hyper::Error),
@@ -101,28 +101,32 @@ pub struct FarEnd(Box<Link>);
 
 /// Sends a request to a node. A pooled connection that turns out closed is replaced without
 /// anybody noticing as long as nothing was sent on it; a GET or HEAD without a body is also sent
-/// again when a pooled connection broke under it, since it changes nothing.
+/// again when a pooled connection broke under it, since it changes nothing. The request is taken out of its place, and put
+/// back only if the node is unreachable.
 ///
 /// Cancel-safe in the sense that matters: dropping this future drops the connection, and the edge
 /// sees its caller gone.
 ///
 /// # Errors
 /// See [`SendError`].
-pub async fn send(pool: &Arc<Pool>, mut request: Request<Body>) -> Result<Answer, SendError> {
+pub async fn send(pool: &Arc<Pool>, request: &mut Request<Body>) -> Result<Answer, SendError> {
     *request.version_mut() = Version::HTTP_11;
     while let Some(mut link) = pool.checkout() {
-        let spare = repeatable(&request);
-        match (link.send(request).await, spare) {
+        let spare = repeatable(request);
+        match (link.send(std::mem::take(request)).await, spare) {
             (Handed::Answered(response), _) => return Ok(answer(pool, link, response)),
-            (Handed::NotSent(back, _), _) => request = back,
-            (Handed::Failed(error), Some(spare)) if !error.is_user() => request = spare,
+            (Handed::NotSent(back, _), _) => *request = back,
+            (Handed::Failed(error), Some(spare)) if !error.is_user() => *request = spare,
             (Handed::Failed(error), _) => return Err(failed(error)),
         }
     }
     let mut link = pool.connect().await.map_err(SendError::Unreachable)?;
-    match link.send(request).await {
+    match link.send(std::mem::take(request)).await {
         Handed::Answered(response) => Ok(answer(pool, link, response)),
-        Handed::NotSent(_, error) => Err(SendError::Unreachable(io::Error::other(error))),
+        Handed::NotSent(back, error) => {
+            *request = back;
+            Err(SendError::Unreachable(io::Error::other(error)))
+        }
         Handed::Failed(error) => Err(failed(error)),
     }
 }

@@ -21,6 +21,8 @@ pub trait Launch: Send + Sync + 'static {
     -> Result<Option<Arc<dyn Instance>>, BackendError>;
     /// Removes what carries this node's marks and belongs to no name in `keep`; says what it removed.
     fn sweep(&self, keep: &[String]) -> Vec<String>;
+    /// Whether a layer is mounted.
+    fn has_layer(&self, image: &Path) -> bool;
     /// Drops a layer's mount so that its files can be removed. Nothing uses it.
     fn forget_layer(&self, image: &Path);
     /// Bytes of disk for writable layers: all, free.
@@ -75,6 +77,10 @@ impl Launch for Containers {
 
     fn sweep(&self, keep: &[String]) -> Vec<String> {
         self.with("sweeping", |b| Ok(b.sweep(keep))).unwrap_or_default()
+    }
+
+    fn has_layer(&self, image: &Path) -> bool {
+        self.with("looking for a layer", |b| Ok(b.has_layer(image))).unwrap_or_default()
     }
 
     fn forget_layer(&self, image: &Path) {

@@ -156,6 +156,7 @@ impl Node {
             capacity: self.room.capacity(),
             usage,
             backends: vec![BACKEND_CONTAINER.to_owned()],
+            store: self.layers.store_id().to_owned(),
             features: self.features.read().unwrap_or_else(PoisonError::into_inner).clone(),
         })
     }

@@ -22,8 +22,8 @@ pub use image::{
     Image, ImageList, ImportEvent, LAYER_BASE, PullRequest, REGISTRY_UNAUTHORIZED, RegistryCredentials,
 };
 pub use layer::{
-    BlobContent, BlobTrace, CollectEvent, Collected, ContentCounts, Finding, GROUP_BYTES, LayerContent,
-    LayerTrace, PrefetchEvent, PrefetchRequest, PrefetchWhat, VerifyEvent,
+    BlobContent, BlobTrace, CollectEvent, Collected, ContentCounts, Finding, GROUP_BYTES, HeldLayer,
+    LayerContent, LayerOnNode, LayerTrace, PrefetchEvent, PrefetchRequest, PrefetchWhat, VerifyEvent,
 };
 pub use node::{Feature, FeatureState, NodeStatus, NodeUsage};
 pub use pack::{LAYER_WORKSPACE, LeftOut, PackRequest, Packed, Quiesce};
@@ -35,5 +35,7 @@ pub use session::{Session, SessionList, SessionRequest};
 
 /// Header that makes a create idempotent: the same key gives the same sandbox.
 pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
+/// Header that names, separated by commas, the nodes without which an answer is.
+pub const UNREACHABLE_NODES: &str = "x-dsec-unreachable-nodes";
 /// Header that names one request in logs of every process; made where it is missing.
 pub const REQUEST_ID: &str = "x-request-id";

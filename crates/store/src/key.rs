@@ -3,6 +3,7 @@
 use dsec_image::layer::{BlobId, Label, LayerId, LayerKind, LayerName, MetadataId, PackId};
 
 pub(crate) const MARKER: &str = "dsec-store.json";
+pub(crate) const ID: &str = "dsec-store-id";
 pub(crate) const PACKS: &str = "packs";
 pub(crate) const BLOBS: &str = "blobs";
 pub(crate) const METADATA: &str = "meta";

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! dsec-store.json                          marks the place as a store: a mount that is gone is not an empty store
+//! dsec-store-id                            tells it from every other
 //! packs/<aa>/<pack>  blobs/<blob>          content and indexes
 //! meta/<metadata>    layers/<layer>        metadata images and manifests
 //! files/<layer>                            where the content of its files lies, for layers that are made later

@@ -101,6 +101,21 @@ impl Store {
         &self.0.url
     }
 
+    /// What tells this store from every other: programs that read the same have the same layers. Made when it is first
+    /// asked for; of several that do so at once, one makes it.
+    ///
+    /// # Errors
+    /// The store does not answer, or what is there is no id.
+    pub async fn id(&self) -> Result<String, StoreError> {
+        let what = "the store's id";
+        self.put_new(key::ID, random()?.into()).await?;
+        let bytes = self.get(key::ID, what, RECORD_MAX).await?;
+        match std::str::from_utf8(&bytes) {
+            Ok(id) if id.len() == 16 && id.bytes().all(|byte| byte.is_ascii_hexdigit()) => Ok(id.to_owned()),
+            _ => Err(StoreError::damaged(what, "it is not 16 hexadecimal digits")),
+        }
+    }
+
     pub(crate) fn directory(&self) -> Option<&PathBuf> {
         self.0.backend.directory.as_ref()
     }

@@ -17,7 +17,13 @@ async def prefetch(request: web.Request) -> web.StreamResponse:
         error = {"code": "unavailable", "message": "4 of 10 bytes did not come", "detail": {}, "hint": ""}
         await answer.write(json.dumps({"event": "error", "error": error}).encode() + b"\n")
     elif request.match_info["name"] != "cut":
-        await answer.write(b'{"event":"done","content":{"size_bytes":10,"here_bytes":10,"blobs":[]}}\n')
+        nodes = request.query.getall("node", ["n1"])
+        content = {"size_bytes": 10, "here_bytes": 10, "fetched_bytes": 6, "blobs": []}
+        done = {
+            "event": "done",
+            "nodes": [{"node": node, "mounted": True, "content": content} for node in nodes],
+        }
+        await answer.write(json.dumps(done).encode() + b"\n")
     await answer.write_eof()
     return answer
 

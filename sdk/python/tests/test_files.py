@@ -387,7 +387,12 @@ async def test_images(api: FakeApi, client: DSecClient, tmp_path: Path) -> None:
 
 async def test_images_are_prefetched_tagged_and_their_traces_seen(client: DSecClient) -> None:
     seen: list[PrefetchProgress] = []
-    await client.images.prefetch("debian", on_progress=seen.append)
+    here = await client.images.prefetch("debian", on_progress=seen.append)
+    assert [(on.node, on.mounted, on.content and on.content.counts.fetched_bytes) for on in here] == [
+        ("n1", True, 6)
+    ]
+    here = await client.images.prefetch("debian", node=["n2", "n3"])
+    assert [on.node for on in here] == ["n2", "n3"]
     assert seen == [PrefetchProgress(10, 4)]
     with pytest.raises(Unavailable, match="did not come"):
         await client.images.prefetch("debian", trace=True)

@@ -54,6 +54,7 @@ from .._records import (
     FileList,
     Gap,
     ImageInfo,
+    LayerOnNode,
     NodeStatus,
     PackResult,
     SandboxInfo,

@@ -76,6 +76,11 @@ impl LayerMounts {
         clone_mount(made.insert(mount).0.as_fd(), "", false).map_err(failed(what()))
     }
 
+    /// Whether a layer is mounted, by this edge or one before it.
+    pub(super) fn has(&self, image: &Path) -> bool {
+        is_mounted(&self.place(image))
+    }
+
     /// Takes a layer's mount away, so that its files can be removed or it be mounted anew.
     pub(super) fn forget(&self, image: &Path) {
         let slot = self.slot(image);

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use dsec_proto::rest::{CreateSandboxRequest, ExecRequest, LAYER_BASE, NodeUsage, PrefetchWhat};
+use dsec_proto::rest::{CreateSandboxRequest, ExecRequest, LAYER_BASE, LayerOnNode, NodeUsage, PrefetchWhat};
 use tokio::sync::OnceCell;
 
 use super::{Load, Report, end};
@@ -131,7 +131,7 @@ async fn one(context: &Context, target: &Target, args: &PullBench) -> Result<Dur
 }
 
 impl Target {
-    /// Brings all of its content to the node.
+    /// Brings all of its content to the nodes.
     async fn bring(&self, context: &Context) -> Result<(), Failure> {
         bring(context, LAYER_BASE, &self.name, PrefetchWhat::All, |_, _| ()).await.map(drop)
     }
@@ -140,11 +140,13 @@ impl Target {
     async fn check_cold(&self, context: &Context, mode: Mode) -> Result<(), Failure> {
         let name = &self.name;
         let image = context.client.layer(LAYER_BASE, name).await?;
-        let content = image.content.unwrap_or_default();
-        if content.here_bytes > content.size_bytes / COLD_PART {
-            let (here, all) = (content.here_bytes / MIB, content.size_bytes / MIB);
-            let message = format!("{here} of {all} MiB of {name} are on the node already");
-            return Err(Failure::new(message).hint("start a node with an empty cache; bench/pull does"));
+        for LayerOnNode { node, content, .. } in image.nodes {
+            let content = content.unwrap_or_default();
+            if content.here_bytes > content.size_bytes / COLD_PART {
+                let (here, all) = (content.here_bytes / MIB, content.size_bytes / MIB);
+                let message = format!("{here} of {all} MiB of {name} are on {node} already");
+                return Err(Failure::new(message).hint("start a node with an empty cache; bench/pull does"));
+            }
         }
         let trace = context.client.layer_trace(LAYER_BASE, name).await?;
         let runs = trace.blobs.iter().map(|blob| blob.runs).max().unwrap_or_default();

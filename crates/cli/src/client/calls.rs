@@ -322,12 +322,14 @@ impl Client {
 
     /// The layers of a kind.
     pub(crate) async fn layers(&self, kind: &str) -> Result<Vec<Image>, ClientError> {
-        self.json::<ImageList>(self.request(Method::GET, &layers_path(kind))).await.map(|list| list.images)
+        self.json::<ImageList>(self.layer_request(Method::GET, &layers_path(kind)))
+            .await
+            .map(|list| list.images)
     }
 
     /// One layer.
     pub(crate) async fn layer(&self, kind: &str, name: &str) -> Result<Image, ClientError> {
-        self.json(self.request(Method::GET, &format!("{}/{}", layers_path(kind), segment(name)))).await
+        self.json(self.layer_request(Method::GET, &format!("{}/{}", layers_path(kind), segment(name)))).await
     }
 
     /// Takes a layer in; the answer's body is one `ImportEvent` a line.
@@ -340,7 +342,7 @@ impl Client {
         length: Option<u64>,
     ) -> Result<Response, ClientError> {
         let mut request = self
-            .request(Method::PUT, &format!("{}/{}", layers_path(kind), segment(name)))
+            .layer_request(Method::PUT, &format!("{}/{}", layers_path(kind), segment(name)))
             .query(&[("source", source)])
             .body(body);
         if let Some(length) = length {
@@ -351,7 +353,7 @@ impl Client {
 
     /// What first runs read of a layer.
     pub(crate) async fn layer_trace(&self, kind: &str, name: &str) -> Result<LayerTrace, ClientError> {
-        self.json(self.request(Method::GET, &layer_path(kind, name, "trace"))).await
+        self.json(self.layer_request(Method::GET, &layer_path(kind, name, "trace"))).await
     }
 
     /// Brings a layer's content to the node; the answer's body is one `PrefetchEvent` a line.
@@ -361,30 +363,31 @@ impl Client {
         name: &str,
         request: &PrefetchRequest,
     ) -> Result<Response, ClientError> {
-        self.send(self.request(Method::POST, &layer_path(kind, name, "prefetch")).json(request)).await
+        self.send(self.layer_request(Method::POST, &layer_path(kind, name, "prefetch")).json(request)).await
     }
 
     /// Puts a tag on a layer.
     pub(crate) async fn tag_layer(&self, kind: &str, name: &str, tag: &str) -> Result<Image, ClientError> {
-        self.json(self.request(Method::PUT, &layer_path(kind, name, &format!("tags/{}", segment(tag))))).await
+        self.json(self.layer_request(Method::PUT, &layer_path(kind, name, &format!("tags/{}", segment(tag)))))
+            .await
     }
 
     /// A layer as a tar of an OCI layout.
     pub(crate) async fn export_layer(&self, kind: &str, name: &str) -> Result<Response, ClientError> {
-        self.send(self.request(Method::GET, &layer_path(kind, name, "export"))).await
+        self.send(self.layer_request(Method::GET, &layer_path(kind, name, "export"))).await
     }
 
     /// Reads a layer, or all, whole from the store; the answer's body is one `VerifyEvent` a line.
     pub(crate) async fn verify(&self, layer: Option<(&str, &str)>) -> Result<Response, ClientError> {
         let path =
             layer.map_or_else(|| "/store/verify".to_owned(), |(kind, name)| layer_path(kind, name, "verify"));
-        self.send(self.request(Method::POST, &path)).await
+        self.send(self.layer_request(Method::POST, &path)).await
     }
 
     /// Clears the store; the answer's body is one `CollectEvent` a line.
     pub(crate) async fn collect(&self, grace_s: Option<u64>) -> Result<Response, ClientError> {
         let grace = grace_s.map(|grace_s| ("grace_s", grace_s));
-        self.send(self.request(Method::POST, "/store/collect").query(&grace.as_slice())).await
+        self.send(self.layer_request(Method::POST, "/store/collect").query(&grace.as_slice())).await
     }
 
     /// Has the node get a layer from a registry; the answer is an import's.
@@ -395,12 +398,13 @@ impl Client {
         request: &PullRequest,
     ) -> Result<Response, ClientError> {
         let path = format!("{}/{}/pull", layers_path(kind), segment(name));
-        self.send(self.request(Method::POST, &path).json(request)).await
+        self.send(self.layer_request(Method::POST, &path).json(request)).await
     }
 
     /// Removes a layer's name.
     pub(crate) async fn remove_layer(&self, kind: &str, name: &str) -> Result<(), ClientError> {
-        self.done(self.request(Method::DELETE, &format!("{}/{}", layers_path(kind), segment(name)))).await
+        self.done(self.layer_request(Method::DELETE, &format!("{}/{}", layers_path(kind), segment(name))))
+            .await
     }
 }
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use dsec_proto::rest::UNREACHABLE_NODES;
 use futures_util::{Stream, StreamExt};
 use reqwest::{Method, RequestBuilder, Response};
 use serde::de::DeserializeOwned;
@@ -32,6 +33,8 @@ pub(crate) struct Client {
     tls: Arc<rustls::ClientConfig>,
     target: Target,
     timeout: Option<Duration>,
+    /// Nodes that calls about layers are meant for; none: the platform chooses.
+    nodes: Vec<String>,
 }
 
 impl Client {
@@ -54,7 +57,7 @@ impl Client {
             .user_agent(concat!("dsec/", env!("CARGO_PKG_VERSION")))
             .build()
             .map_err(|error| bad(error.to_string()))?;
-        Ok(Self { http, tls, target, timeout })
+        Ok(Self { http, tls, target, timeout, nodes: Vec::new() })
     }
 
     /// Address of the API.
@@ -71,6 +74,18 @@ impl Client {
         }
     }
 
+    /// The same client, whose calls about layers are meant for these nodes.
+    #[must_use]
+    pub(crate) fn on(self, nodes: Vec<String>) -> Self {
+        Self { nodes, ..self }
+    }
+
+    /// A request about layers or their store.
+    fn layer_request(&self, method: Method, path: &str) -> RequestBuilder {
+        let nodes: Vec<_> = self.nodes.iter().map(|node| ("node", node)).collect();
+        self.request(method, path).query(&nodes)
+    }
+
     /// A request on a path of the server itself, without a key.
     pub(crate) fn bare_request(&self, path: &str) -> RequestBuilder {
         self.http.get(format!("{}{path}", self.target.url)).timeout(self.answer_timeout())
@@ -84,6 +99,13 @@ impl Client {
     pub(crate) async fn send(&self, request: RequestBuilder) -> Result<Response, ClientError> {
         let response = request.send().await.map_err(|error| self.wire(&error))?;
         if response.status().is_success() {
+            if let Some(away) =
+                response.headers().get(UNREACHABLE_NODES).and_then(|names| names.to_str().ok())
+            {
+                crate::render::note(&format!(
+                    "warning: without what these nodes have, which do not answer: {away}"
+                ));
+            }
             return Ok(response);
         }
         let status = response.status().as_u16();

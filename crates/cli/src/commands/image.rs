@@ -27,8 +27,33 @@ Examples:
   dsec image import app docker://localhost:5000/app --platform linux/amd64";
 
 /// `dsec image ...`.
+#[derive(Debug, Args)]
+pub(crate) struct ImageArgs {
+    #[command(flatten)]
+    on: NodeArgs,
+    #[command(subcommand)]
+    command: ImageCommand,
+}
+
+/// `dsec layer ...`.
+#[derive(Debug, Args)]
+pub(crate) struct LayerArgs {
+    #[command(flatten)]
+    on: NodeArgs,
+    #[command(subcommand)]
+    command: LayerCommand,
+}
+
+/// Which node does it.
+#[derive(Debug, Args)]
+struct NodeArgs {
+    /// Have this node do it; prefetch takes several [default: any node; all of them prefetch]
+    #[arg(long = "node", global = true, value_name = "NAME")]
+    nodes: Vec<String>,
+}
+
 #[derive(Debug, Subcommand)]
-pub(crate) enum ImageCommand {
+enum ImageCommand {
     /// Take an image in
     #[command(after_help = IMPORT_EXAMPLES)]
     Import(ImportArgs),
@@ -42,9 +67,9 @@ pub(crate) enum ImageCommand {
         #[arg(required = true, add = ArgValueCandidates::new(completion::image_names))]
         names: Vec<String>,
     },
-    /// Show all that is known of an image, and what was done for its content on the node, as JSON
+    /// Show all that is known of an image, and what was done for its content on each node, as JSON
     #[command(
-        after_help = "Examples:\n  dsec image inspect debian\n  dsec image inspect debian | jq .content.here_bytes"
+        after_help = "Examples:\n  dsec image inspect debian\n  dsec image inspect debian | jq '.nodes[] | {node, mounted, here_bytes: .content.here_bytes}'"
     )]
     Inspect {
         /// Its name
@@ -58,8 +83,10 @@ pub(crate) enum ImageCommand {
         #[arg(add = ArgValueCandidates::new(completion::image_names))]
         name: String,
     },
-    /// Bring an image's content to the node before anything runs
-    #[command(after_help = "Examples:\n  dsec image prefetch debian\n  dsec image prefetch --trace debian")]
+    /// Bring an image's content to the nodes before anything runs
+    #[command(
+        after_help = "Examples:\n  dsec image prefetch debian\n  dsec image prefetch --trace debian\n  dsec image prefetch debian --node n1 --node n2"
+    )]
     Prefetch(PrefetchArgs),
     /// Give an image one more tag, or move a tag
     #[command(
@@ -98,9 +125,8 @@ impl LayerKind {
     }
 }
 
-/// `dsec layer`.
 #[derive(Debug, Subcommand)]
-pub(crate) enum LayerCommand {
+enum LayerCommand {
     /// Take a layer in
     #[command(
         after_help = "Examples:\n  dsec layer import workspace click click.tar\n  dsec layer import toolkit tools:2 tools/"
@@ -126,9 +152,9 @@ pub(crate) enum LayerCommand {
         #[arg(required = true)]
         names: Vec<String>,
     },
-    /// Show all that is known of a layer, and what was done for its content on the node, as JSON
+    /// Show all that is known of a layer, and what was done for its content on each node, as JSON
     #[command(
-        after_help = "Examples:\n  dsec layer inspect workspace click\n  dsec layer inspect toolkit tools | jq .content"
+        after_help = "Examples:\n  dsec layer inspect workspace click\n  dsec layer inspect toolkit tools | jq .nodes"
     )]
     Inspect {
         /// What it is for
@@ -144,7 +170,7 @@ pub(crate) enum LayerCommand {
         /// Its name, with a tag or a version
         name: String,
     },
-    /// Bring a layer's content to the node before anything runs
+    /// Bring a layer's content to the nodes before anything runs
     #[command(
         after_help = "Examples:\n  dsec layer prefetch workspace click\n  dsec layer prefetch toolkit tools --trace"
     )]
@@ -198,7 +224,7 @@ pub(crate) struct ImportArgs {
     /// Name to give it
     name: String,
     /// A tar or a directory of files, an OCI layout (tar or directory), a docker save archive, - for standard input, or
-    /// docker://HOST[:PORT]/REPOSITORY[:TAG|@DIGEST] for an image that the node gets from a registry
+    /// docker://HOST[:PORT]/REPOSITORY[:TAG|@DIGEST] for an image that a node gets from a registry
     source: PathBuf,
     /// No progress, no summary
     #[arg(long, short = 'q')]
@@ -208,8 +234,9 @@ pub(crate) struct ImportArgs {
 }
 
 /// Runs one of the commands.
-pub(crate) async fn image(context: &Context, command: ImageCommand) -> Outcome {
-    match command {
+pub(crate) async fn image(context: Context, args: ImageArgs) -> Outcome {
+    let context = &context.on(args.on.nodes);
+    match args.command {
         ImageCommand::Import(args) => import(context, LAYER_BASE, &args).await,
         ImageCommand::Ls => list(context, LAYER_BASE).await,
         ImageCommand::Rm { names } => remove(context, LAYER_BASE, &names).await,
@@ -222,8 +249,9 @@ pub(crate) async fn image(context: &Context, command: ImageCommand) -> Outcome {
 }
 
 /// Runs one of `dsec layer`.
-pub(crate) async fn layers(context: &Context, command: LayerCommand) -> Outcome {
-    match command {
+pub(crate) async fn layers(context: Context, args: LayerArgs) -> Outcome {
+    let context = &context.on(args.on.nodes);
+    match args.command {
         LayerCommand::Import { kind, import: args } => import(context, kind.word(), &args).await,
         LayerCommand::Ls { kind } => list(context, kind.word()).await,
         LayerCommand::Rm { kind, names } => remove(context, kind.word(), &names).await,

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use dsec_proto::rest::{
-    BlobTrace, CollectEvent, Collected, Finding, LayerContent, PrefetchEvent, PrefetchRequest, PrefetchWhat,
+    BlobTrace, CollectEvent, Collected, Finding, LayerOnNode, PrefetchEvent, PrefetchRequest, PrefetchWhat,
     VerifyEvent,
 };
 use serde::de::DeserializeOwned;
@@ -99,31 +99,34 @@ pub(super) async fn prefetch(context: &Context, kind: &str, args: &PrefetchArgs)
     })
     .await;
     bar.finish_and_clear();
-    let content = done?;
+    let nodes = done?;
     if context.global.json {
-        render::json(&content)?;
+        render::json(&nodes)?;
     } else if !args.quiet {
-        let (here, size) = (render::bytes(content.here_bytes), render::bytes(content.size_bytes));
-        render::line(&format!("{}: {here} of {size} are on the node", args.name))?;
+        for LayerOnNode { node, content, .. } in nodes {
+            let content = content.unwrap_or_default();
+            let (here, size) = (render::bytes(content.here_bytes), render::bytes(content.size_bytes));
+            render::line(&format!("{}: {here} of {size} are on {node}", args.name))?;
+        }
     }
     Ok(0)
 }
 
-/// Brings content of a layer to the node; `tell` hears how many bytes are wanted and how many of them left.
+/// Brings content of a layer to nodes; `tell` hears how many bytes are wanted and how many of them left.
 pub(crate) async fn bring(
     context: &Context,
     kind: &str,
     name: &str,
     what: PrefetchWhat,
     mut tell: impl FnMut(u64, u64),
-) -> Result<LayerContent, Failure> {
+) -> Result<Vec<LayerOnNode>, Failure> {
     let response = context.client.prefetch(kind, name, &PrefetchRequest { what }).await?;
     last(context, response, "prefetch", |event| match event {
         PrefetchEvent::Progress { wanted_bytes, left_bytes } => {
             tell(wanted_bytes, left_bytes);
             None
         }
-        PrefetchEvent::Done { content } => Some(Ok(*content)),
+        PrefetchEvent::Done { nodes } => Some(Ok(nodes)),
         PrefetchEvent::Error { error } => Some(Err(Failure::new(error.message).hint(error.hint))),
     })
     .await

@@ -45,6 +45,11 @@ impl Context {
         Ok(Self { client: Client::new(global.target()?, global.timeout)?, global: global.clone() })
     }
 
+    /// The same, for layers on these nodes.
+    fn on(self, nodes: Vec<String>) -> Self {
+        Self { client: self.client.on(nodes), ..self }
+    }
+
     /// For `run` and `exec`, whose `--timeout` is the command's.
     fn for_command(global: &Global) -> Result<Self, Failure> {
         Ok(Self { client: Client::new(global.target()?, None)?, global: global.clone() })
@@ -60,8 +65,8 @@ pub(crate) async fn dispatch(cli: Cli) -> Outcome {
         Command::Doctor(args) => crate::up::doctor(args, global.json).await,
         Command::Completion(args) => completion::completion(&args),
         Command::Status => status::status(&Context::new(global)?).await,
-        Command::Image(command) => image::image(&Context::new(global)?, command).await,
-        Command::Layer(command) => image::layers(&Context::new(global)?, command).await,
+        Command::Image(args) => image::image(Context::new(global)?, args).await,
+        Command::Layer(args) => image::layers(Context::new(global)?, args).await,
         Command::Create(args) => create::create(&Context::new(global)?, args).await,
         Command::Run(args) => run::run(&Context::for_command(global)?, args).await,
         Command::Exec(args) => exec::exec(&Context::for_command(global)?, args).await,

@@ -3,9 +3,10 @@
 use dsec_proto::rest::{CollectEvent, Image, LayerTrace, PrefetchEvent, PrefetchRequest, VerifyEvent};
 use utoipa::IntoParams;
 
-use super::Call;
-use super::images::on_the_only_node;
+use super::store::on_one_node;
+use super::{Call, prefetch as on_nodes};
 use crate::failure::Reply;
+use crate::forward::BodyKind;
 
 /// Query of a collection.
 #[derive(IntoParams)]
@@ -22,10 +23,10 @@ pub(crate) struct CollectQuery {
         ("name" = String, Path, description = "`name`, `name:tag` or `name@version`, percent-encoded.")),
     responses((status = 200, description = "By blob.", body = LayerTrace)))]
 pub async fn trace(call: Call) -> Reply {
-    on_the_only_node(call).await
+    on_one_node(call, BodyKind::Raw).await
 }
 
-/// Brings content of a layer to the node.
+/// Brings content of a layer to all nodes, or to those named.
 ///
 /// Answers a line of JSON (`PrefetchEvent`) for each step; the last is `done` or `error`. Ends when the caller hangs up.
 #[utoipa::path(post, path = "/v1/layers/{kind}/{name}/prefetch", operation_id = "prefetch_layer", tag = "images",
@@ -34,7 +35,7 @@ pub async fn trace(call: Call) -> Reply {
     request_body(content = Option<PrefetchRequest>),
     responses((status = 200, description = "How it goes, a line each.", body = PrefetchEvent, content_type = "application/x-ndjson")))]
 pub async fn prefetch(call: Call) -> Reply {
-    on_the_only_node(call).await
+    on_nodes::prefetch(call).await
 }
 
 /// Reads a layer and its parents whole from the store and checks every digest.
@@ -45,7 +46,7 @@ pub async fn prefetch(call: Call) -> Reply {
         ("name" = String, Path, description = "`name`, `name:tag` or `name@version`, percent-encoded.")),
     responses((status = 200, description = "How it goes, a line each.", body = VerifyEvent, content_type = "application/x-ndjson")))]
 pub async fn verify_layer(call: Call) -> Reply {
-    on_the_only_node(call).await
+    on_one_node(call, BodyKind::Raw).await
 }
 
 /// A layer, with those below it, as a tar of an OCI layout.
@@ -54,7 +55,7 @@ pub async fn verify_layer(call: Call) -> Reply {
         ("name" = String, Path, description = "`name`, `name:tag` or `name@version`, percent-encoded.")),
     responses((status = 200, description = "The archive; one that is cut off has no end.", body = Vec<u8>, content_type = "application/x-tar")))]
 pub async fn export(call: Call) -> Reply {
-    on_the_only_node(call).await
+    on_one_node(call, BodyKind::Raw).await
 }
 
 /// Puts a tag on the version that a name means, wherever the tag was before.
@@ -64,7 +65,7 @@ pub async fn export(call: Call) -> Reply {
         ("tag" = String, Path, description = "The tag.")),
     responses((status = 200, description = "The layer under its tag.", body = Image)))]
 pub async fn tag(call: Call) -> Reply {
-    on_the_only_node(call).await
+    on_one_node(call, BodyKind::Raw).await
 }
 
 /// Reads all layers of the store whole and checks every digest.
@@ -73,7 +74,7 @@ pub async fn tag(call: Call) -> Reply {
 #[utoipa::path(post, path = "/v1/store/verify", operation_id = "verify_store", tag = "images",
     responses((status = 200, description = "How it goes, a line each.", body = VerifyEvent, content_type = "application/x-ndjson")))]
 pub async fn verify_store(call: Call) -> Reply {
-    on_the_only_node(call).await
+    on_one_node(call, BodyKind::Raw).await
 }
 
 /// Removes from the store what nothing refers to any more, as nodes do once an hour.
@@ -82,5 +83,5 @@ pub async fn verify_store(call: Call) -> Reply {
 #[utoipa::path(post, path = "/v1/store/collect", operation_id = "collect_store", tag = "images", params(CollectQuery),
     responses((status = 200, description = "How it goes, a line each.", body = CollectEvent, content_type = "application/x-ndjson")))]
 pub async fn collect(call: Call) -> Reply {
-    on_the_only_node(call).await
+    on_one_node(call, BodyKind::Raw).await
 }

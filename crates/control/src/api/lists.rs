@@ -1,12 +1,11 @@
 //! Lists over several nodes: every node is asked, the answers are merged.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use dsec_model::ErrorKind;
-use dsec_proto::rest::{Image, ImageList, NodeStatus, Sandbox, SandboxList};
+use dsec_proto::rest::{NodeStatus, Sandbox, SandboxList, UNREACHABLE_NODES};
 use futures_util::future::join_all;
 use http::{HeaderMap, HeaderValue};
 use serde::{Deserialize, Serialize};
@@ -211,48 +210,6 @@ fn percent_encode(text: &str, into: &mut String) {
     }
 }
 
-/// `GET /v1/images` over several nodes: each name once, as its newest import has it.
-pub(super) async fn images(call: Call) -> Reply {
-    let answers = call.app.nodes.ask_all::<ImageList>("/v1/images", &identity(&call)).await;
-    let mut by_name: BTreeMap<String, Image> = BTreeMap::new();
-    for (_, answer) in answers {
-        for image in answer?.images {
-            match by_name.entry(image.name.clone()) {
-                Entry::Vacant(place) => drop(place.insert(image)),
-                Entry::Occupied(mut place) => join(place.get_mut(), image),
-            }
-        }
-    }
-    Ok(text("application/json", to_json(&ImageList { images: by_name.into_values().collect() })?))
-}
-
-/// `GET /v1/images/{name}` over several nodes: the newest import, used by the sandboxes of all.
-pub(super) async fn image(call: Call) -> Reply {
-    let answers = call.app.nodes.ask_all::<Image>(call.request.uri().path(), &identity(&call)).await;
-    let mut found: Option<Image> = None;
-    let mut missing = None;
-    for (_, answer) in answers {
-        match (answer, &mut found) {
-            (Ok(image), Some(found)) => join(found, image),
-            (Ok(image), None) => found = Some(image),
-            (Err(failure), _) if failure.0.kind() == ErrorKind::NotFound => missing = Some(failure),
-            (Err(failure), _) => return Err(failure),
-        }
-    }
-    match (found, missing) {
-        (Some(image), _) => Ok(text("application/json", to_json(&image)?)),
-        (None, Some(failure)) => Err(failure),
-        (None, None) => Err(Failure::new(ErrorKind::Unavailable, "there is no node")),
-    }
-}
-
-fn join(kept: &mut Image, mut other: Image) {
-    if other.created_ms > kept.created_ms {
-        std::mem::swap(kept, &mut other);
-    }
-    kept.used_by.append(&mut other.used_by);
-}
-
 /// `GET /v1/nodes` over several nodes. A node that does not answer is named in a header: this list
 /// is where one looks for it.
 pub(super) async fn nodes(call: Call) -> Reply {
@@ -269,14 +226,17 @@ pub(super) async fn nodes(call: Call) -> Reply {
     }
     match failure {
         Some(failure) if up.is_empty() => Err(failure),
-        _ => {
-            let mut response = text("application/json", to_json(&json!({ "nodes": up }))?);
-            if let (false, Ok(names)) = (down.is_empty(), HeaderValue::from_str(&down.join(","))) {
-                response.headers_mut().insert("x-dsec-unreachable-nodes", names);
-            }
-            Ok(response)
-        }
+        _ => partial(&json!({ "nodes": up }), &down),
     }
+}
+
+/// An answer without what these nodes would have said, which are named in a header.
+pub(super) fn partial<T: Serialize>(value: &T, down: &[&str]) -> Reply {
+    let mut response = text("application/json", to_json(value)?);
+    if let (false, Ok(names)) = (down.is_empty(), HeaderValue::from_str(&down.join(","))) {
+        response.headers_mut().insert(UNREACHABLE_NODES, names);
+    }
+    Ok(response)
 }
 
 /// What the nodes that answer say of themselves.
@@ -288,7 +248,7 @@ pub(super) async fn statuses(call: Call) -> Vec<NodeStatus> {
 }
 
 /// Headers that tell a node on whose behalf we ask.
-fn identity(call: &Call) -> HeaderMap {
+pub(super) fn identity(call: &Call) -> HeaderMap {
     let mut headers = HeaderMap::new();
     headers.insert(PROJECT, call.caller.project.clone());
     headers.insert(KEY_ID, call.caller.key_id.clone());

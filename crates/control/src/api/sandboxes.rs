@@ -81,15 +81,15 @@ pub async fn create(mut call: Call) -> Reply {
     let mut placement = Placement::new(&call, key);
     while let Some(node) = placement.next(&call.app) {
         node.note_create();
-        let outgoing = Outgoing::new(placement.request(&call, &body), &call.caller, BodyKind::Json).await?;
+        let mut outgoing =
+            Outgoing::new(placement.request(&call, &body), &call.caller, BodyKind::Json).await?;
         match outgoing.try_send(&node, &call.app.tunnels).await {
             Ok(answer) if answer.status() == StatusCode::TOO_MANY_REQUESTS => {
                 placement.refusal = Some(Ok(answer));
             }
-            Err(SendError::Unreachable(error)) if placement.refusal.is_none() => {
-                placement.refusal = Some(Err(forward::failure_of(&node, SendError::Unreachable(error))));
+            Err(error @ SendError::Unreachable(_)) => {
+                placement.refusal.get_or_insert_with(|| Err(forward::failure_of(&node, error)));
             }
-            Err(SendError::Unreachable(_)) => {}
             Ok(answer) => return Ok(answer),
             Err(error) => return Err(forward::failure_of(&node, error)),
         }

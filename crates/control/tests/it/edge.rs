@@ -12,7 +12,9 @@ use axum::extract::{FromRequestParts, Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use bytes::Bytes;
-use dsec_proto::rest::{NodeStatus, NodeUsage, Sandbox, SandboxList};
+use dsec_proto::rest::{
+    HeldLayer, Image, ImageList, LayerOnNode, NodeStatus, NodeUsage, PrefetchEvent, Sandbox, SandboxList,
+};
 use futures_util::{StreamExt, stream};
 use http::StatusCode;
 use http_body_util::BodyExt;
@@ -34,8 +36,14 @@ pub(crate) struct Notes {
     pub(crate) accepted: AtomicUsize,
     /// Requests answered or begun, health checks and watchers' questions aside.
     pub(crate) requests: AtomicUsize,
-    /// Answers 429 to creates.
+    /// Answers 429 to creates and pulls.
     pub(crate) full: AtomicBool,
+    /// Cuts the connection of every request that it has read.
+    pub(crate) cut: AtomicBool,
+    /// Its layer store.
+    pub(crate) store: Mutex<String>,
+    /// What it says of a prefetch, a line each.
+    pub(crate) prefetch: Mutex<Vec<PrefetchEvent>>,
     /// A permit for each request with `x-fake: gate`.
     pub(crate) gate: Semaphore,
     /// A permit for each request with `x-fake: gate` or `hang` that has arrived.
@@ -60,6 +68,9 @@ impl FakeEdge {
             accepted: AtomicUsize::new(0),
             requests: AtomicUsize::new(0),
             full: AtomicBool::new(false),
+            cut: AtomicBool::new(false),
+            store: Mutex::new("one".to_owned()),
+            prefetch: Mutex::default(),
             gate: Semaphore::new(0),
             arrived: Semaphore::new(0),
             abandoned: Semaphore::new(0),
@@ -133,9 +144,16 @@ async fn handle(State(notes): State<Arc<Notes>>, request: Request) -> Response {
     match request.uri().path() {
         "/healthz" => return Json(json!({ "status": "ok" })).into_response(),
         "/v1/nodes" => return Json(json!({ "nodes": [status(&notes)] })).into_response(),
+        "/internal/layers" => return Json([held(&notes)]).into_response(),
+        "/internal/layers/d1" => return Json(held(&notes)).into_response(),
         _ => {}
     }
     notes.requests.fetch_add(1, Ordering::SeqCst);
+    if notes.cut.load(Ordering::SeqCst) {
+        let _read = request.into_body().collect().await;
+        // The connection goes with the task.
+        std::panic::resume_unwind(Box::new("cut"));
+    }
     let behaviour = request.headers().get(BEHAVIOUR).map(|value| value.to_str().unwrap().to_owned());
     match behaviour.as_deref() {
         Some("echo") => Response::new(Body::new(request.into_body())),
@@ -159,6 +177,14 @@ async fn handle(State(notes): State<Arc<Notes>>, request: Request) -> Response {
         Some("drain") => drain(request).await,
         Some("websocket") => websocket(request).await,
         _ if request.uri().path() == "/v1/sandboxes" => sandboxes(&notes, request).await,
+        _ if request.method() == "GET" && request.uri().path() == "/v1/images" => {
+            Json(ImageList { images: vec![image(&notes)] }).into_response()
+        }
+        _ if request.method() == "GET" && request.uri().path() == "/v1/layers/toolkit/t" => {
+            Json(image(&notes)).into_response()
+        }
+        _ if request.uri().path().ends_with("/prefetch") => prefetch(&notes),
+        _ if request.uri().path().ends_with("/pull") && notes.full.load(Ordering::SeqCst) => full(&notes),
         _ => report(&notes, request).await,
     }
 }
@@ -228,12 +254,36 @@ async fn websocket(request: Request) -> Response {
     })
 }
 
+fn full(notes: &Notes) -> Response {
+    let body = json!({ "code": "resource_exhausted", "message": notes.name, "detail": {}, "hint": "" });
+    (StatusCode::TOO_MANY_REQUESTS, Json(body)).into_response()
+}
+
+/// The one layer there is, as this node has it.
+fn held(notes: &Notes) -> HeldLayer {
+    let here = LayerOnNode { node: notes.name.clone(), mounted: true, content: None };
+    HeldLayer { id: "d1".to_owned(), used_by: vec![format!("sb-{}-a", notes.name)], here }
+}
+
+fn image(notes: &Notes) -> Image {
+    let held = held(notes);
+    let image = json!({
+        "name": "debian", "digest": held.id, "size_bytes": 1, "content_bytes": 1, "files": 1, "created_ms": 1,
+        "source": notes.name, "architecture": "amd64", "env": [], "used_by": held.used_by, "nodes": [held.here],
+    });
+    serde_json::from_value(image).unwrap()
+}
+
+fn prefetch(notes: &Notes) -> Response {
+    let said = notes.prefetch.lock().unwrap();
+    let lines = said.iter().map(|event| serde_json::to_string(event).unwrap() + "\n");
+    Response::new(Body::from(lines.collect::<String>()))
+}
+
 async fn sandboxes(notes: &Notes, request: Request) -> Response {
     if request.method() == "POST" {
         if notes.full.load(Ordering::SeqCst) {
-            let body =
-                json!({ "code": "resource_exhausted", "message": notes.name, "detail": {}, "hint": "" });
-            return (StatusCode::TOO_MANY_REQUESTS, Json(body)).into_response();
+            return full(notes);
         }
         let mut response = report(notes, request).await;
         *response.status_mut() = StatusCode::CREATED;
@@ -260,6 +310,7 @@ fn status(notes: &Notes) -> NodeStatus {
         capacity: dsec_model::Capacity { memory_mib: 1, cpu_millis: 1, disk_mib: 1 },
         usage: NodeUsage::default(),
         backends: Vec::new(),
+        store: notes.store.lock().unwrap().clone(),
         features: Vec::new(),
     }
 }

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use dsec_model::Limits;
 use dsec_proto::rest::{Sandbox, SandboxLimits, SandboxList};
-use http::{Request, StatusCode};
+use http::StatusCode;
 
 use crate::harness::{Control, get};
 
@@ -112,14 +112,4 @@ async fn a_bad_page_is_refused() {
         let answer = control.ask(get(&format!("/v1/sandboxes?{query}"))).await;
         assert_eq!(answer.error(), "invalid_argument", "{query}");
     }
-}
-
-#[tokio::test]
-async fn images_are_not_changed_over_several_nodes() {
-    let control = Control::start(2).await;
-    let request = Request::put("/v1/images/debian").body("tar".into()).unwrap();
-    let answer = control.ask(request).await;
-    assert_eq!(answer.status, StatusCode::NOT_IMPLEMENTED);
-    assert_eq!(answer.error(), "unsupported");
-    assert_eq!(control.edges[0].requests() + control.edges[1].requests(), 0);
 }

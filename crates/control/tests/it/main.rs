@@ -6,6 +6,7 @@ mod edge;
 mod errors;
 mod forwarding;
 mod harness;
+mod layers;
 mod lists;
 mod overhead;
 mod placement;

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 use super::{Answer, OptionalJson, Params, PathOf, Shared, json, ndjson};
-use crate::error::internal;
+use crate::error::{internal, invalid_field};
 use crate::layers::{Exported, parse_kind};
 use crate::node::Node;
 
@@ -35,6 +35,17 @@ const PIECE: usize = 256 << 10;
 
 pub(super) async fn trace(State(node): Shared, PathOf((kind, name)): PathOf<(String, String)>) -> Answer {
     Ok(json(StatusCode::OK, &node.layers.trace(parse_kind(&kind)?, &name).await?))
+}
+
+/// The layers at hand, for control.
+pub(super) async fn held(State(node): Shared) -> Answer {
+    Ok(json(StatusCode::OK, &node.layers.held()))
+}
+
+/// One layer as it is here, for control.
+pub(super) async fn held_layer(State(node): Shared, PathOf(id): PathOf<String>) -> Answer {
+    let id = id.parse().map_err(|_| invalid_field("id", format!("{id:?} is no id of a layer")))?;
+    Ok(json(StatusCode::OK, &node.layers.held_with_content(&id).await))
 }
 
 pub(super) async fn tag(
@@ -60,7 +71,7 @@ pub(super) async fn prefetch(
             !lines.is_closed()
         };
         let event = match node.layers.prefetch(kind, &name, request.what, tell).await {
-            Ok(content) => PrefetchEvent::Done { content: Box::new(content) },
+            Ok(here) => PrefetchEvent::Done { nodes: vec![here] },
             Err(error) => PrefetchEvent::Error { error: *error.0 },
         };
         let _ = lines.send(event).await;

@@ -89,6 +89,8 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/store/collect", post(layers::collect))
         .route("/v1/nodes", get(nodes::list))
         .route("/healthz", get(nodes::health))
+        .route("/internal/layers", get(layers::held))
+        .route("/internal/layers/{id}", get(layers::held_layer))
         .route("/internal/shutdown", post(nodes::shutdown))
         .fallback(no_path)
         .method_not_allowed_fallback(no_method)

@@ -6,7 +6,7 @@ use std::time::Duration;
 use dsec_fill::engine::Counts;
 use dsec_fill::protocol::BlobStats;
 use dsec_image::layer::{BlobId, LayerId, Manifest};
-use dsec_proto::rest::{BlobContent, ContentCounts, LayerContent};
+use dsec_proto::rest::{BlobContent, ContentCounts, HeldLayer, LayerContent, LayerOnNode};
 
 use super::Layers;
 
@@ -31,6 +31,29 @@ impl Layers {
         };
         let known: HashMap<BlobId, BlobStats> = known.into_iter().map(|known| (known.blob, known)).collect();
         manifests.into_iter().map(|(id, manifest)| (id, content(&manifest, &known))).collect()
+    }
+
+    /// The layers that this node has at hand.
+    pub fn held(&self) -> Vec<HeldLayer> {
+        let ids: Vec<LayerId> = self.entries().keys().copied().collect();
+        ids.iter().map(|id| self.held_layer(id, None)).collect()
+    }
+
+    /// One layer on this node, at hand or not, and its content.
+    pub async fn held_with_content(&self, id: &LayerId) -> HeldLayer {
+        let content = self.contents(&[*id]).await.remove(id);
+        self.held_layer(id, content)
+    }
+
+    fn held_layer(&self, id: &LayerId, content: Option<LayerContent>) -> HeldLayer {
+        let used_by = self.users(id).iter().map(ToString::to_string).collect();
+        HeldLayer { id: id.to_string(), used_by, here: self.here(id, content) }
+    }
+
+    /// A layer as it is on this node.
+    pub(super) fn here(&self, id: &LayerId, content: Option<LayerContent>) -> LayerOnNode {
+        let mounted = self.backend.has_layer(&self.meta.image(id));
+        LayerOnNode { node: self.node.clone(), mounted, content }
     }
 
     /// What was done for all content of this node, and the bytes of it that are here.

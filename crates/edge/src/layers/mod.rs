@@ -95,7 +95,9 @@ impl Entry {
 
 /// The node's layers.
 pub struct Layers {
+    node: String,
     store: Store,
+    store_id: String,
     held: Held,
     content: Arc<dyn Content>,
     blobs: Blobs,
@@ -177,6 +179,7 @@ impl Layers {
         let meta = Meta::open(dir.join("meta")).map_err(failed)?;
         let earlier = meta.all().map_err(failed)?;
         let store = Store::open_or_create(settings).await.map_err(|e| store_failed(&e))?;
+        let store_id = store.id().await.map_err(|e| store_failed(&e))?;
         let held = Held::begin(&store, &dir, node).await?;
         let mut entries = HashMap::new();
         for (id, note) in &earlier {
@@ -192,7 +195,9 @@ impl Layers {
         let (entries, names, donors) = (Mutex::new(entries), names::Cache::default(), Mutex::default());
         let (pulls, packs) = (Arc::new(Semaphore::new(PULLS_MAX)), Arc::new(Semaphore::new(PACKS_MAX)));
         Ok(Arc::new(Self {
+            node: node.to_owned(),
             store,
+            store_id,
             held,
             content,
             blobs,
@@ -205,6 +210,11 @@ impl Layers {
             donors,
             packs,
         }))
+    }
+
+    /// What tells the layer store from every other.
+    pub fn store_id(&self) -> &str {
+        &self.store_id
     }
 
     /// The node's lease.

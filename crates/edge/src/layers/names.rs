@@ -15,7 +15,7 @@ use serde_json::json;
 use super::Layers;
 use crate::error::{bad_layer_name, invalid_field, store_failed};
 
-/// How long a tag is believed to be where it was: a burst of creates asks the store once. What moves through this node is
+/// How long a create believes a tag to be where it was: a burst of them asks the store once. What moves through this node is
 /// seen at once.
 const TAG_FRESH: Duration = Duration::from_secs(2);
 /// Manifests and versions remembered; both never change. A manifest of an image with some layers is 2 KiB.
@@ -72,23 +72,29 @@ impl Layers {
         }
         let parsed: LayerRef =
             name.parse().map_err(|error: NameError| invalid_field(field, error.to_string()))?;
-        if let Some(found) = self.find(kind, &parsed).await? {
+        if let Some(found) = self.recall(kind, &parsed).await? {
             return Ok(found);
         }
         let has_namesake = field == "workspace"
             && kind == LayerKind::Workspace
-            && self.find(LayerKind::Snapshot, &parsed).await?.is_some();
+            && self.recall(LayerKind::Snapshot, &parsed).await?.is_some();
         Err(match has_namesake {
             true => none().hint(format!("there is a snapshot of this name: `snapshot/{name}`")),
             false => none(),
         })
     }
 
-    /// The layer that a name stands for, if it stands for one.
-    async fn find(&self, kind: LayerKind, name: &LayerRef) -> Result<Option<LayerId>, ApiError> {
-        if let Some(id) = self.names.find(kind, name) {
-            return Ok(Some(id));
+    /// The layer that a name stands for, or stood for a moment ago.
+    async fn recall(&self, kind: LayerKind, name: &LayerRef) -> Result<Option<LayerId>, ApiError> {
+        match self.names.find(kind, name) {
+            Some(id) => Ok(Some(id)),
+            None => self.find(kind, name).await,
         }
+    }
+
+    /// The layer that a name stands for, if it stands for one. Asks the store: the name may have been moved through another
+    /// node just now, by the very caller.
+    async fn find(&self, kind: LayerKind, name: &LayerRef) -> Result<Option<LayerId>, ApiError> {
         match self.store.resolve(kind, name).await {
             Ok(id) => {
                 self.names.note(kind, name.clone(), id);
@@ -145,7 +151,8 @@ impl Layers {
         let id = self.named(kind, name).await?;
         let manifest = self.manifest(&id).await?;
         let content = self.contents(&[id]).await.remove(&id);
-        Ok(Image { content, ..self.show(shown(&parse_name(name)?), &id, &manifest) })
+        let nodes = vec![self.here(&id, content)];
+        Ok(Image { nodes, ..self.show(shown(&parse_name(name)?), &id, &manifest) })
     }
 
     /// The layer that a caller names.
@@ -165,6 +172,7 @@ impl Layers {
     pub(super) fn show(&self, name: String, id: &LayerId, manifest: &Manifest) -> Image {
         let facts = &manifest.facts;
         let config = manifest.config.clone().unwrap_or_default();
+        let is_at_hand = self.entries().contains_key(id);
         Image {
             name,
             kind: manifest.kind.to_string(),
@@ -181,7 +189,7 @@ impl Layers {
             working_dir: config.working_dir,
             user: config.user,
             used_by: self.users(id).iter().map(ToString::to_string).collect(),
-            content: None,
+            nodes: is_at_hand.then(|| self.here(id, None)).into_iter().collect(),
         }
     }
 

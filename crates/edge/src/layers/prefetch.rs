@@ -7,7 +7,7 @@ use dsec_fill::protocol::Fetched;
 use dsec_fill::trace::Trace;
 use dsec_image::layer::{BlobRef, LayerKind};
 use dsec_model::ErrorKind;
-use dsec_proto::rest::{ApiError, BlobTrace, GROUP_BYTES, LayerContent, LayerTrace, PrefetchWhat};
+use dsec_proto::rest::{ApiError, BlobTrace, GROUP_BYTES, LayerOnNode, LayerTrace, PrefetchWhat};
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use serde_json::json;
 
@@ -51,7 +51,7 @@ impl Layers {
         name: &str,
         what: PrefetchWhat,
         mut tell: impl FnMut(u64, u64) -> bool + Send,
-    ) -> Result<LayerContent, ApiError> {
+    ) -> Result<LayerOnNode, ApiError> {
         let id = self.named(kind, name).await?;
         let _pin = self.pin(id);
         let ready = self.ready(id).await?;
@@ -88,7 +88,7 @@ impl Layers {
         }
         // Whatever starts from now on may have it without the device.
         self.ready_as_of(id, Duration::ZERO).await?;
-        Ok(self.contents(&[id]).await.remove(&id).unwrap_or_default())
+        Ok(self.held_with_content(&id).await.here)
     }
 }
 

@@ -50,12 +50,12 @@ pub struct Image {
     /// Ids of the sandboxes that use it now.
     #[serde(default)]
     pub used_by: Vec<String>,
-    /// Its content on the node that answers. Lists leave it out.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub content: Option<super::LayerContent>,
+    /// It on the nodes. A list names only those that have it at hand.
+    #[serde(default)]
+    pub nodes: Vec<super::LayerOnNode>,
 }
 
-/// The images of a node, by name.
+/// Images, or layers of another kind, by name.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ImageList {
     /// The images.

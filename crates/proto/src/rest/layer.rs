@@ -54,6 +54,30 @@ pub struct BlobContent {
     pub counts: ContentCounts,
 }
 
+/// A layer on one node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LayerOnNode {
+    /// The node.
+    pub node: String,
+    /// Whether it is mounted there, once for all sandboxes that use it.
+    pub mounted: bool,
+    /// Its content there. Lists leave it out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content: Option<LayerContent>,
+}
+
+/// A layer that a node has at hand, as it tells control alone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldLayer {
+    /// The layer's id.
+    pub id: String,
+    /// Ids of the node's sandboxes that use it now.
+    pub used_by: Vec<String>,
+    /// The rest.
+    #[serde(flatten)]
+    pub here: LayerOnNode,
+}
+
 /// What first runs read of a layer, by blob.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LayerTrace {
@@ -81,7 +105,7 @@ pub struct BlobTrace {
     pub groups: Vec<u32>,
 }
 
-/// Which content is to be brought to a node.
+/// Which content is to be brought to nodes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PrefetchWhat {
@@ -92,7 +116,7 @@ pub enum PrefetchWhat {
     Trace,
 }
 
-/// Brings content of a layer to a node.
+/// Brings content of a layer to nodes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct PrefetchRequest {
@@ -104,7 +128,7 @@ pub struct PrefetchRequest {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum PrefetchEvent {
-    /// How far it is.
+    /// How far it is, all nodes together.
     Progress {
         /// Bytes that are wanted, uncompressed.
         wanted_bytes: u64,
@@ -113,10 +137,10 @@ pub enum PrefetchEvent {
     },
     /// All that was wanted is there.
     Done {
-        /// What is there now.
-        content: Box<LayerContent>,
+        /// What is there now, on each of the nodes.
+        nodes: Vec<LayerOnNode>,
     },
-    /// Some of it did not come; what came stays.
+    /// Some of it did not come; what came stays. `detail.nodes` says of each node that has it not why.
     Error {
         /// Why.
         error: ErrorBody,

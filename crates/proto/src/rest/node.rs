@@ -73,6 +73,9 @@ pub struct NodeStatus {
     pub usage: NodeUsage,
     /// Backends it offers.
     pub backends: Vec<String>,
+    /// Its layer store: nodes that say the same share their layers.
+    #[serde(default)]
+    pub store: String,
     /// Kernel features that shape what it can do.
     #[serde(default)]
     pub features: Vec<Feature>,

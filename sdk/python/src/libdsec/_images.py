@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ._args import RegistryCredentials
 from ._bodies import Body, Data
-from ._records import BlobTrace, ImageInfo, ImportProgress, PrefetchProgress
+from ._records import BlobTrace, ImageInfo, ImportProgress, LayerOnNode, PrefetchProgress
 from ._transport import Retry, Transport, segment
 from .errors import ConnectionFailed, NotFound, UnexpectedAnswer, error_of_body
 
@@ -21,7 +21,10 @@ OnPrefetch = Callable[[PrefetchProgress], "Awaitable[None] | None"]
 
 
 class Images:
-    """Layers of one kind: images at `DSecClient.images`, others at `workspaces`, `toolkits`, `snapshots`."""
+    """Layers of one kind: images at `DSecClient.images`, others at `workspaces`, `toolkits`, `snapshots`.
+
+    `node` names the node that is to do it; without, any does, and all prefetch.
+    """
 
     def __init__(self, transport: Transport, path: str = "/v1/images") -> None:
         self._transport = transport
@@ -29,16 +32,15 @@ class Images:
         # What is done beyond names has one path for all kinds.
         self._layers = "/v1/layers/base" if path == "/v1/images" else path
 
-    async def list(self) -> tuple[ImageInfo, ...]:
+    async def list(self, *, node: str | None = None) -> tuple[ImageInfo, ...]:
         """All of them, by name."""
-        data = await self._transport.json("GET", self._path, retry=Retry.SAFE)
+        data = await self._transport.json("GET", self._path, query={"node": node}, retry=Retry.SAFE)
         return tuple(ImageInfo.of(image) for image in data["images"])
 
-    async def get(self, name: str) -> ImageInfo:
+    async def get(self, name: str, *, node: str | None = None) -> ImageInfo:
         """One of them."""
-        return ImageInfo.of(
-            await self._transport.json("GET", f"{self._path}/{segment(name)}", retry=Retry.SAFE)
-        )
+        path = f"{self._path}/{segment(name)}"
+        return ImageInfo.of(await self._transport.json("GET", path, query={"node": node}, retry=Retry.SAFE))
 
     async def import_(
         self,
@@ -46,6 +48,7 @@ class Images:
         source: Path | Data,
         *,
         description: str | None = None,
+        node: str | None = None,
         on_progress: OnProgress | None = None,
         timeout: float = 600.0,
     ) -> ImageInfo:
@@ -67,7 +70,7 @@ class Images:
             on_progress,
             "PUT",
             f"{self._path}/{segment(name)}",
-            query={"source": description},
+            query={"source": description, "node": node},
             content=body.content,
             headers={**body.headers, "content-type": "application/octet-stream"},
             idle=timeout,
@@ -82,6 +85,7 @@ class Images:
         credentials: RegistryCredentials | None = None,
         plain_http: bool = False,
         ca_pem: str | None = None,
+        node: str | None = None,
         on_progress: OnProgress | None = None,
         timeout: float = 600.0,
     ) -> ImageInfo:
@@ -104,6 +108,7 @@ class Images:
             on_progress,
             "POST",
             f"{self._path}/{segment(name)}/pull",
+            query={"node": node},
             content=json.dumps(body).encode(),
             headers={"content-type": "application/json"},
             idle=timeout,
@@ -134,17 +139,19 @@ class Images:
         name: str,
         *,
         trace: bool = False,
+        node: str | Sequence[str] | None = None,
         on_progress: OnPrefetch | None = None,
         timeout: float = 600.0,
-    ) -> None:
-        """Brings its content to the node before anything runs.
+    ) -> tuple[LayerOnNode, ...]:
+        """Brings its content to all nodes, or to those named, before anything runs; returns what each has.
 
         With `trace` only what runs were seen to begin with. `timeout` limits each wait without progress.
-        :class:`Unavailable` when some of it does not come.
+        :class:`Unavailable` when some of it does not come; `detail["nodes"]` says where, of several.
         """
         async with self._transport.stream(
             "POST",
             f"{self._layers}/{segment(name)}/prefetch",
+            query={"node": node},
             content=json.dumps({"what": "trace" if trace else "all"}).encode(),
             headers={"content-type": "application/json"},
             idle=timeout,
@@ -156,7 +163,7 @@ class Images:
             )
         match last.get("event"):
             case "done":
-                return
+                return tuple(LayerOnNode.of(on) for on in last.get("nodes") or ())
             case "error":
                 raise error_of_body(last["error"])
         raise ConnectionFailed(
@@ -165,29 +172,30 @@ class Images:
             maybe_sent=True,
         )
 
-    async def tag(self, name: str, tag: str) -> ImageInfo:
+    async def tag(self, name: str, tag: str, *, node: str | None = None) -> ImageInfo:
         """Puts a tag on the version that `name` means, wherever the tag was before."""
         path = f"{self._layers}/{segment(name)}/tags/{segment(tag)}"
-        return ImageInfo.of(await self._transport.json("PUT", path, retry=Retry.SAFE))
+        return ImageInfo.of(await self._transport.json("PUT", path, query={"node": node}, retry=Retry.SAFE))
 
-    async def trace(self, name: str) -> tuple[BlobTrace, ...]:
+    async def trace(self, name: str, *, node: str | None = None) -> tuple[BlobTrace, ...]:
         """What first runs read of it, which later ones find prefetched."""
         path = f"{self._layers}/{segment(name)}/trace"
-        data = await self._transport.json("GET", path, retry=Retry.SAFE)
+        data = await self._transport.json("GET", path, query={"node": node}, retry=Retry.SAFE)
         return tuple(BlobTrace.of(blob) for blob in data["blobs"])
 
-    async def remove(self, name: str) -> None:
+    async def remove(self, name: str, *, node: str | None = None) -> None:
         """Removes one; :class:`Conflict` while sandboxes use it."""
+        path = f"{self._path}/{segment(name)}"
         try:
-            await self._transport.call("DELETE", f"{self._path}/{segment(name)}", retry=Retry.SAFE)
+            await self._transport.call("DELETE", path, query={"node": node}, retry=Retry.SAFE)
         except NotFound as error:
             if error.attempts == 1:
                 raise
 
-    async def exists(self, name: str) -> bool:
+    async def exists(self, name: str, *, node: str | None = None) -> bool:
         """Whether it is there."""
         try:
-            await self.get(name)
+            await self.get(name, node=node)
         except NotFound:
             return False
         return True

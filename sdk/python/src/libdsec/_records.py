@@ -420,6 +420,53 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
+class ContentCounts:
+    """What was done for content on a node since its fill worker began."""
+
+    #: Bytes that the kernel asked for, and those of them that were in the node's cache.
+    asked_bytes: int = 0
+    cached_bytes: int = 0
+    #: Bytes that came from the store, as they are compressed there, and how often some were fetched.
+    fetched_bytes: int = 0
+    fetches: int = 0
+    failed_reads: int = 0
+    #: Milliseconds that readers waited, added up over all of them.
+    waited_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerContent:
+    """The content of a layer on a node."""
+
+    size_bytes: int
+    #: Of these, bytes that are on the node.
+    here_bytes: int
+    counts: ContentCounts
+
+    @classmethod
+    def of(cls, data: Json) -> LayerContent:
+        """From the API's JSON."""
+        return cls(data.get("size_bytes", 0), data.get("here_bytes", 0), _flat(ContentCounts, data))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerOnNode:
+    """A layer on one node."""
+
+    node: str
+    #: Whether it is mounted there, once for all sandboxes that use it.
+    mounted: bool
+    #: None in lists.
+    content: LayerContent | None
+
+    @classmethod
+    def of(cls, data: Json) -> LayerOnNode:
+        """From the API's JSON."""
+        content = data.get("content")
+        return cls(data["node"], data.get("mounted", False), LayerContent.of(content) if content else None)
+
+
+@dataclass(frozen=True, slots=True)
 class ImageInfo:
     """An imported image."""
 
@@ -438,6 +485,8 @@ class ImageInfo:
     user: str | None
     #: Ids of the sandboxes that use it now.
     used_by: tuple[str, ...]
+    #: It on the nodes; a list names only those that have it at hand.
+    nodes: tuple[LayerOnNode, ...]
 
     @classmethod
     def of(cls, data: Json) -> ImageInfo:
@@ -456,6 +505,7 @@ class ImageInfo:
             working_dir=data.get("working_dir"),
             user=data.get("user"),
             used_by=tuple(data.get("used_by") or ()),
+            nodes=tuple(LayerOnNode.of(on) for on in data.get("nodes") or ()),
         )
 
 
@@ -578,6 +628,15 @@ class NodeUsage:
     memory_promised_mib: int = 0
     memory_available_mib: int = 0
     disk_free_mib: int = 0
+    #: Content of layers on the node's disk, and what was done for it.
+    content_cache_bytes: int = 0
+    content: ContentCounts = ContentCounts()
+
+    @classmethod
+    def of(cls, data: Json) -> NodeUsage:
+        """From the API's JSON."""
+        usage: NodeUsage = _flat(cls, {**data, "content": _flat(ContentCounts, data.get("content") or {})})
+        return usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -604,6 +663,8 @@ class NodeStatus:
     usage: NodeUsage
     backends: tuple[str, ...]
     features: tuple[Feature, ...]
+    #: Its layer store: nodes that say the same share their layers.
+    store: str
 
     @classmethod
     def of(cls, data: Json) -> NodeStatus:
@@ -614,7 +675,8 @@ class NodeStatus:
             pid=data.get("pid", 0),
             started_ms=data.get("started_ms", 0),
             capacity=_flat(Capacity, data.get("capacity") or {}),
-            usage=_flat(NodeUsage, data.get("usage") or {}),
+            usage=NodeUsage.of(data.get("usage") or {}),
             backends=tuple(data.get("backends") or ()),
             features=tuple(_flat(Feature, f) for f in data.get("features") or ()),
+            store=data.get("store", ""),
         )

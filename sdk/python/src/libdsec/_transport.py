@@ -62,6 +62,9 @@ _WS_PONG = 15.0
 #: Bytes of a failed answer that are read.
 _ERROR_BODY_MAX = 1 << 20
 
+#: Header that names the nodes without which an answer is.
+UNREACHABLE_NODES = "x-dsec-unreachable-nodes"
+
 #: Query parameters; None is left out, a sequence is repeated.
 Query = Mapping[str, "str | int | Sequence[str] | None"]
 #: A body, or something that makes one for each attempt.
@@ -304,6 +307,8 @@ class Transport:
                 log.debug("trying %s %s again in %.2f s after %s", method, path, pause, error)
                 await asyncio.sleep(pause)
             else:
+                if away := response.headers.get(UNREACHABLE_NODES):
+                    log.warning("%s %s: without these nodes, which do not answer: %s", method, path, away)
                 return response
 
     async def json(self, method: str, path: str, **options: Any) -> Any:

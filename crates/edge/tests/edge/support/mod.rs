@@ -140,6 +140,10 @@ impl Launch for Backend {
         gone
     }
 
+    fn has_layer(&self, image: &Path) -> bool {
+        self.0.layers.lock().unwrap().iter().flatten().any(|layer| layer.image == image)
+    }
+
     fn forget_layer(&self, image: &Path) {
         self.0.forgotten.lock().unwrap().push(image.to_owned());
     }

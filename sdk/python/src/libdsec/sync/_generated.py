@@ -25,6 +25,7 @@ from .._records import (
     FileList,
     Gap,
     ImageInfo,
+    LayerOnNode,
     NodeStatus,
     PackResult,
     SandboxInfo,
@@ -283,19 +284,22 @@ class PortStream:
 
 
 class Images:
-    """Layers of one kind: images at `DSecClient.images`, others at `workspaces`, `toolkits`, `snapshots`."""
+    """Layers of one kind: images at `DSecClient.images`, others at `workspaces`, `toolkits`, `snapshots`.
+
+    `node` names the node that is to do it; without, any does, and all prefetch.
+    """
 
     def __init__(self, portal: Portal, inner: _images.Images) -> None:
         self._portal = portal
         self._inner = inner
 
-    def list(self) -> tuple[ImageInfo, ...]:
+    def list(self, *, node: str | None = None) -> tuple[ImageInfo, ...]:
         """All of them, by name."""
-        return self._portal.call(self._inner.list())
+        return self._portal.call(self._inner.list(node=node))
 
-    def get(self, name: str) -> ImageInfo:
+    def get(self, name: str, *, node: str | None = None) -> ImageInfo:
         """One of them."""
-        return self._portal.call(self._inner.get(name))
+        return self._portal.call(self._inner.get(name, node=node))
 
     def import_(
         self,
@@ -303,6 +307,7 @@ class Images:
         source: Path | Data,
         *,
         description: str | None = None,
+        node: str | None = None,
         on_progress: OnProgress | None = None,
         timeout: float = 600.0,
     ) -> ImageInfo:
@@ -315,7 +320,7 @@ class Images:
         """
         return self._portal.call(
             self._inner.import_(
-                name, source, description=description, on_progress=on_progress, timeout=timeout
+                name, source, description=description, node=node, on_progress=on_progress, timeout=timeout
             )
         )
 
@@ -328,6 +333,7 @@ class Images:
         credentials: RegistryCredentials | None = None,
         plain_http: bool = False,
         ca_pem: str | None = None,
+        node: str | None = None,
         on_progress: OnProgress | None = None,
         timeout: float = 600.0,
     ) -> ImageInfo:
@@ -346,36 +352,45 @@ class Images:
                 credentials=credentials,
                 plain_http=plain_http,
                 ca_pem=ca_pem,
+                node=node,
                 on_progress=on_progress,
                 timeout=timeout,
             )
         )
 
     def prefetch(
-        self, name: str, *, trace: bool = False, on_progress: OnPrefetch | None = None, timeout: float = 600.0
-    ) -> None:
-        """Brings its content to the node before anything runs.
+        self,
+        name: str,
+        *,
+        trace: bool = False,
+        node: str | Sequence[str] | None = None,
+        on_progress: OnPrefetch | None = None,
+        timeout: float = 600.0,
+    ) -> tuple[LayerOnNode, ...]:
+        """Brings its content to all nodes, or to those named, before anything runs; returns what each has.
 
         With `trace` only what runs were seen to begin with. `timeout` limits each wait without progress.
-        :class:`Unavailable` when some of it does not come.
+        :class:`Unavailable` when some of it does not come; `detail["nodes"]` says where, of several.
         """
-        self._portal.call(self._inner.prefetch(name, trace=trace, on_progress=on_progress, timeout=timeout))
+        return self._portal.call(
+            self._inner.prefetch(name, trace=trace, node=node, on_progress=on_progress, timeout=timeout)
+        )
 
-    def tag(self, name: str, tag: str) -> ImageInfo:
+    def tag(self, name: str, tag: str, *, node: str | None = None) -> ImageInfo:
         """Puts a tag on the version that `name` means, wherever the tag was before."""
-        return self._portal.call(self._inner.tag(name, tag))
+        return self._portal.call(self._inner.tag(name, tag, node=node))
 
-    def trace(self, name: str) -> tuple[BlobTrace, ...]:
+    def trace(self, name: str, *, node: str | None = None) -> tuple[BlobTrace, ...]:
         """What first runs read of it, which later ones find prefetched."""
-        return self._portal.call(self._inner.trace(name))
+        return self._portal.call(self._inner.trace(name, node=node))
 
-    def remove(self, name: str) -> None:
+    def remove(self, name: str, *, node: str | None = None) -> None:
         """Removes one; :class:`Conflict` while sandboxes use it."""
-        self._portal.call(self._inner.remove(name))
+        self._portal.call(self._inner.remove(name, node=node))
 
-    def exists(self, name: str) -> bool:
+    def exists(self, name: str, *, node: str | None = None) -> bool:
         """Whether it is there."""
-        return self._portal.call(self._inner.exists(name))
+        return self._portal.call(self._inner.exists(name, node=node))
 
 
 class Process:
