@@ -233,13 +233,15 @@ async fn measures_of_content_are_those_of_the_blobs_of_a_layer() {
     let counts =
         Counts { asked_bytes: 70, cached_bytes: 60, fetched_bytes: 50, waited_us: 2500, ..Counts::default() };
     world.host.content.counts.lock().unwrap().insert(blob, counts);
-    let found = edge.client.get("/v1/layers/toolkit/tool").await.expect(200)["content"].clone();
+    let here = edge.client.get("/v1/layers/toolkit/tool").await.expect(200)["nodes"][0].clone();
+    assert_eq!((&here["node"], &here["mounted"]), (&json!("n1"), &json!(true)));
+    let found = here["content"].clone();
     assert_eq!(
         (&found["asked_bytes"], &found["fetched_bytes"], &found["waited_ms"]),
         (&json!(70), &json!(50), &json!(2))
     );
     assert_eq!(found["blobs"][0]["id"], tool["blobs"][0]);
-    let base = edge.client.get("/v1/images/base").await.expect(200)["content"].clone();
+    let base = edge.client.get("/v1/images/base").await.expect(200)["nodes"][0]["content"].clone();
     assert_eq!((&base["asked_bytes"], &base["here_bytes"]), (&json!(0), &json!(4096)));
     let id = sandbox["id"].as_str().unwrap();
     for path in [format!("/v1/sandboxes/{id}?content=true"), "/v1/sandboxes?content=true".to_owned()] {
@@ -247,6 +249,18 @@ async fn measures_of_content_are_those_of_the_blobs_of_a_layer() {
         let sandbox = answer.get("sandboxes").map_or(&answer, |list| &list[0]);
         assert_eq!(sandbox["layers"][1]["content"], found, "{path}");
     }
+    // The same without the names, for control: all that is at hand, and one layer with its content.
+    let held = edge.client.get("/internal/layers").await.expect(200);
+    assert!(
+        held.as_array()
+            .unwrap()
+            .iter()
+            .any(|one| one["id"] == tool["digest"] && one["used_by"] == json!([id]))
+    );
+    let one =
+        edge.client.get(&format!("/internal/layers/{}", tool["digest"].as_str().unwrap())).await.expect(200);
+    assert_eq!((&one["mounted"], &one["content"]), (&json!(true), &found));
+    edge.client.get("/internal/layers/none").await.refused(400, "invalid_argument");
     // Only where it is asked for.
     let plain = edge.client.get(&format!("/v1/sandboxes/{id}")).await.expect(200);
     assert!(plain["layers"][1].get("content").is_none());
