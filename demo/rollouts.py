@@ -15,6 +15,7 @@ import asyncio
 import io
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
@@ -100,17 +101,6 @@ def require(condition: bool, what: str) -> None:
     """Fails unless it is so."""
     if not condition:
         raise Failed(what)
-
-
-def tar(files: dict[str, bytes]) -> bytes:
-    """Files that are root's and may be executed, with fixed times: the same files are the same layer."""
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as archive:
-        for name, data in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mode, entry.mtime = len(data), 0o755, 1_700_000_000
-            archive.addfile(entry, io.BytesIO(data))
-    return made.getvalue()
 
 
 def workspace_of(sdist: Path) -> bytes:
@@ -236,7 +226,12 @@ async def run(image: str, sdists: Path, rollouts: int, concurrency: int) -> int:
         show_progress(len(outcomes) + len(failures), rollouts, len(failures))
 
     async def wave(client: DSecClient, version: int, numbers: range) -> None:
-        await client.toolkits.import_(TOOLKIT, tar({READ_REPORT.strip("/"): VERSIONS[version - 1].encode()}))
+        with tempfile.TemporaryDirectory() as tools:
+            program = Path(tools, READ_REPORT.strip("/"))
+            program.parent.mkdir(parents=True)
+            program.write_text(VERSIONS[version - 1])
+            program.chmod(0o755)
+            await client.toolkits.import_(TOOLKIT, Path(tools))
         tasks = [TASKS[number % len(TASKS)] for number in numbers]
         await asyncio.gather(*(guarded(task.repository, rollout(client, image, task, version)) for task in tasks))
 

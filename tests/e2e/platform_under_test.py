@@ -13,7 +13,7 @@ import tarfile
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -42,14 +42,15 @@ def until(condition: Callable[[], Any], what: str, limit_s: float = 30.0) -> Any
         time.sleep(0.02)
 
 
-def tar(**files: str) -> bytes:
-    """A tar of text files; `__` in a name is a slash."""
+def tar(files: Mapping[str, str | bytes]) -> bytes:
+    """A tar of files that may be executed, with fixed times: the same files are the same layer."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as archive:
         for name, text in files.items():
-            entry = tarfile.TarInfo(name.replace("__", "/"))
-            entry.size, entry.mode, entry.mtime = len(text), 0o755, 1_700_000_000
-            archive.addfile(entry, io.BytesIO(text.encode()))
+            data = text.encode() if isinstance(text, str) else text
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode, entry.mtime = len(data), 0o755, 1_700_000_000
+            archive.addfile(entry, io.BytesIO(data))
     return made.getvalue()
 
 

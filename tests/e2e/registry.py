@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import json
 import re
 import shutil
@@ -12,7 +11,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import tarfile
 import tempfile
 import threading
 import urllib.error
@@ -39,17 +37,6 @@ DOCKER_LAYER = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 def digest_of(data: bytes) -> str:
     """SHA-256 as registries write it."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
-
-
-def tar(files: dict[str, bytes]) -> bytes:
-    """A tar of files."""
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as archive:
-        for name, data in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mode, entry.mtime = len(data), 0o755, 1_700_000_000
-            archive.addfile(entry, io.BytesIO(data))
-    return made.getvalue()
 
 
 @dataclass

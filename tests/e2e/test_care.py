@@ -28,8 +28,8 @@ def holder(running: Platform) -> int:
 
 def test_a_layer_is_tagged_exported_verified_and_its_store_cleared(shared: Platform, tmp_path: Path) -> None:
     client = shared.client()
-    first = client.toolkits.import_("cared", tar(opt__v="1"))
-    second = client.toolkits.import_("cared", tar(opt__v="2"))
+    first = client.toolkits.import_("cared", tar({"opt/v": "1"}))
+    second = client.toolkits.import_("cared", tar({"opt/v": "2"}))
     assert client.toolkits.tag(f"cared@{first.digest[:16]}", "old").digest == first.digest
     assert shared.dsec("layer", "tag", "toolkit", "cared:old", "latest").stdout == "cared\n"
     assert client.toolkits.get("cared").digest == first.digest
@@ -55,9 +55,9 @@ def test_a_layer_is_tagged_exported_verified_and_its_store_cleared(shared: Platf
 
 def test_damage_in_the_store_is_found_and_named(shared: Platform) -> None:
     client = shared.client()
-    client.toolkits.import_("damaged", tar(opt__d="x" * 300_000))
+    client.toolkits.import_("damaged", tar({"opt/d": "x" * 300_000}))
     before = {path for path in (shared.state / "store").rglob("*") if path.is_file()}
-    made = client.toolkits.import_("damaged:2", tar(opt__d="".join(map(str, range(60_000)))))
+    made = client.toolkits.import_("damaged:2", tar({"opt/d": "".join(map(str, range(60_000)))}))
     packs = [path for path in (shared.state / "store").rglob("*") if path.is_file() and path not in before]
     pack = next(path for path in packs if "packs" in path.parts)
     whole = pack.read_bytes()

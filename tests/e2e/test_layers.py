@@ -18,9 +18,9 @@ def erofs_mounts(platform: Platform) -> list[str]:
 
 def test_toolkits_lie_over_the_workspace_and_an_upgrade_touches_what_starts_later(shared: Platform) -> None:
     client = shared.client()
-    client.workspaces.import_("repo", tar(work__README="repo", opt__who="workspace"))
-    client.toolkits.import_("tool", tar(opt__who="tool 1", opt__tool__run="#!/bin/sh\necho one\n"))
-    client.toolkits.import_("late", tar(opt__late="late"))
+    client.workspaces.import_("repo", tar({"work/README": "repo", "opt/who": "workspace"}))
+    client.toolkits.import_("tool", tar({"opt/who": "tool 1", "opt/tool/run": "#!/bin/sh\necho one\n"}))
+    client.toolkits.import_("late", tar({"opt/late": "late"}))
     args = DSecContainerRunArgs(container_image=IMAGE, workspace="repo", toolkits=["tool", "late"])
     first = client.run_container(args)
     try:
@@ -31,7 +31,7 @@ def test_toolkits_lie_over_the_workspace_and_an_upgrade_touches_what_starts_late
         # What is written stays in the sandbox.
         first.run_shell("echo mine > /opt/who; rm /work/README")
         before = (client.workspaces.get("repo")).digest
-        client.toolkits.import_("tool", tar(opt__who="tool 2", opt__tool__run="#!/bin/sh\necho two\n"))
+        client.toolkits.import_("tool", tar({"opt/who": "tool 2", "opt/tool/run": "#!/bin/sh\necho two\n"}))
         assert (client.workspaces.get("repo")).digest == before
         with client.run_container(args) as second:
             seen = second.run_shell("cat /work/README /opt/who; /opt/tool/run")
@@ -51,9 +51,9 @@ def test_toolkits_lie_over_the_workspace_and_an_upgrade_touches_what_starts_late
 
 def test_the_same_archive_is_the_same_layer(shared: Platform) -> None:
     client = shared.client()
-    one = client.toolkits.import_("same", tar(opt__x="x"), description="x")
-    two = client.toolkits.import_("same:2", tar(opt__x="x"), description="x")
-    other = client.toolkits.import_("same:3", tar(opt__x="y"), description="x")
+    one = client.toolkits.import_("same", tar({"opt/x": "x"}), description="x")
+    two = client.toolkits.import_("same:2", tar({"opt/x": "x"}), description="x")
+    other = client.toolkits.import_("same:3", tar({"opt/x": "y"}), description="x")
     assert one.digest == two.digest != other.digest
     assert {info.name for info in client.toolkits.list()} >= {"same", "same:2", "same:3"}
     for name in ("same", "same:2", "same:3"):
@@ -69,7 +69,7 @@ def test_a_layer_that_is_not_there_is_named_and_nothing_is_left(shared: Platform
     ):
         with pytest.raises(NotFound, match=found):
             client.run_container(DSecContainerRunArgs(container_image=IMAGE, **args))
-    client.toolkits.import_("twice", tar(opt__x="x"))
+    client.toolkits.import_("twice", tar({"opt/x": "x"}))
     with pytest.raises(InvalidArgument, match="same layer"):
         client.run_container(DSecContainerRunArgs(container_image=IMAGE, toolkits=["twice", "twice:latest"]))
     client.toolkits.remove("twice")

@@ -105,7 +105,7 @@ def test_a_restored_sandbox_is_the_one_that_was_packed(shared: Platform, client:
 
 
 def test_a_chain_of_packs_is_one_layer_that_names_its_parents(shared: Platform, client: DSecClient, start: Start) -> None:
-    imported = client.workspaces.import_("chain", tar(work__a="a", work__b="b"))
+    imported = client.workspaces.import_("chain", tar({"work/a": "a", "work/b": "b"}))
     first = start(workspace="chain", task_id="job/7")
     first.run_shell("cd /work; rm a /etc/issue; echo c > c; mkdir d; echo d > d/d", check=True)
     one = first.pack_diff("chain:1")
@@ -208,7 +208,7 @@ def test_what_a_rule_denies_fails_and_leaves_nothing(shared: Platform, client: D
     # What is left out is not denied.
     sandbox.pack_diff("denied", deny=["*.pem"], exclude=["certs/"])
     # What comes from below is.
-    client.workspaces.import_("with-pem", tar(work__b__pem="x"))
+    client.workspaces.import_("with-pem", tar({"work/b/pem": "x"}))
     from_below = start(workspace="with-pem")
     with pytest.raises(Conflict, match=r"/work/b/pem"):
         from_below.pack_diff("denied:2", deny=["/work/b/*"])
@@ -270,8 +270,8 @@ def test_a_pack_is_refused_while_a_file_is_open_for_writing(shared: Platform, cl
 
 
 def test_toolkits_keep_what_is_theirs_under_a_workspace_and_not_under_a_snapshot(client: DSecClient, start: Start) -> None:
-    client.toolkits.import_("kit", tar(opt__kit__conf="kit", opt__kit__bin__run="run", opt__kit__old="old"))
-    client.workspaces.import_("ws", tar(work__a="a", opt__kit__conf="below"))
+    client.toolkits.import_("kit", tar({"opt/kit/conf": "kit", "opt/kit/bin/run": "run", "opt/kit/old": "old"}))
+    client.workspaces.import_("ws", tar({"work/a": "a", "opt/kit/conf": "below"}))
     args = {"toolkits": ["kit"]}
     sandbox = start(workspace="ws", **args)
     sandbox.run_shell(

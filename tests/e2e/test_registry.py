@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from libdsec import ImportProgress, NotFound, PermissionDenied, RegistryCredentials, Unsupported
 
-from platform_under_test import IMAGE, Platform, base_image, free_address, platform
-from registry import OCI_CONFIG, OCI_INDEX, OCI_LAYER, OCI_MANIFEST, Layer, Registry, cutting, digest_of, registry, tar
+from platform_under_test import IMAGE, Platform, base_image, free_address, platform, tar
+from registry import OCI_CONFIG, OCI_INDEX, OCI_LAYER, OCI_MANIFEST, Layer, Registry, cutting, digest_of, registry
 
 USER, PASSWORD = "ann", "a:pass word"
 

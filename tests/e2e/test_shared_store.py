@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from libdsec import Conflict, DSecContainerRunArgs
 
-from platform_under_test import Platform, nodes_of_one_store
+from platform_under_test import Platform, nodes_of_one_store, tar
 
 #: Files of the workspace, each of which takes some groups.
 FILES, FILE_BYTES = 24, 700_000
@@ -36,13 +36,7 @@ def contents(seed: int) -> dict[str, bytes]:
 
 
 def workspace(files: dict[str, bytes]) -> bytes:
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as archive:
-        for name, data in files.items():
-            entry = tarfile.TarInfo(f"work/{name}")
-            entry.size = len(data)
-            archive.addfile(entry, io.BytesIO(data))
-    return made.getvalue()
+    return tar({f"work/{name}": data for name, data in files.items()})
 
 
 def sums(files: dict[str, bytes]) -> str:
