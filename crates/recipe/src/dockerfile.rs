@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::recipe::{Action, Command, Recipe, RecipeError, Step, check_name, check_source, joined, mode};
+use crate::recipe::{
+    Action, Base, Command, Recipe, RecipeError, Step, check_name, check_source, joined, mode,
+};
 use crate::substitute::substitute;
 
 /// Values of `ARG`s that are given from outside.
@@ -17,8 +19,8 @@ struct Instruction<'a> {
     rest: &'a str,
 }
 
-#[derive(Default)]
-struct Reading {
+struct Reading<'a> {
+    base: &'a Base,
     recipe: Option<Recipe>,
     /// Of ARG: seen by what follows, and by commands, and not in the image.
     arguments: BTreeMap<String, String>,
@@ -26,13 +28,14 @@ struct Reading {
     outer: BTreeMap<String, String>,
 }
 
-/// Reads a Dockerfile. `given` are values for its `ARG`s.
+/// Reads a Dockerfile. `given` are values for its `ARG`s, `base` is what the image that it begins with says of itself: where that is
+/// not known yet, a reading without it says which image it is.
 ///
 /// # Errors
 /// It is not valid, or has an instruction or an option that is not understood; the line is named.
-pub fn from_dockerfile(text: &str, given: &Arguments) -> Result<Recipe, RecipeError> {
+pub fn from_dockerfile(text: &str, given: &Arguments, base: &Base) -> Result<Recipe, RecipeError> {
     let lines = logical_lines(text);
-    let mut reading = Reading::default();
+    let mut reading = Reading { base, recipe: None, arguments: BTreeMap::new(), outer: BTreeMap::new() };
     let mut named = Vec::new();
     for (line, text) in &lines {
         let (name, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
@@ -77,9 +80,9 @@ fn logical_lines(text: &str) -> Vec<(usize, String)> {
     whole
 }
 
-impl Reading {
+impl Reading<'_> {
     fn take(&mut self, instruction: &Instruction<'_>, given: &Arguments) -> Result<(), String> {
-        let Instruction { line, name, rest } = instruction;
+        let Instruction { line: _, name, rest } = instruction;
         if rest.is_empty() {
             return Err(format!("{name} has nothing after it"));
         }
@@ -88,7 +91,7 @@ impl Reading {
             "FROM" => return self.from(rest),
             _ => {}
         }
-        let vars = self.vars();
+        let (vars, base_dir) = (self.vars(), self.base.working_dir.clone());
         let recipe = self.recipe.as_mut().ok_or_else(|| format!("{name} comes before FROM"))?;
         match name.as_str() {
             "ENV" => {
@@ -97,17 +100,18 @@ impl Reading {
                 }
             }
             "WORKDIR" => {
-                recipe.working_dir = Some(joined(recipe.working_dir.as_deref(), &substitute(rest, &vars)?));
+                let dir = recipe.working_dir.as_deref().or(base_dir.as_deref());
+                recipe.working_dir = Some(joined(dir, &substitute(rest, &vars)?));
             }
             "USER" => recipe.user = Some(substitute(rest, &vars)?),
             "RUN" => {
-                let action = Action::Run(command(rest)?);
-                let step = self.step(*line, action)?;
+                let step = self.step(instruction, Action::Run(command(rest)?))?;
                 self.push(step);
             }
             "COPY" => {
-                let action = copy(rest, recipe.working_dir.as_deref(), &vars)?;
-                let step = self.step(*line, action)?;
+                let dir = recipe.working_dir.as_deref().or(base_dir.as_deref());
+                let action = copy(rest, dir, &vars)?;
+                let step = self.step(instruction, action)?;
                 self.push(step);
             }
             other => {
@@ -120,10 +124,20 @@ impl Reading {
         Ok(())
     }
 
+    /// What is substituted: an ENV hides an ARG of its name, as docker has it.
     fn vars(&self) -> BTreeMap<String, String> {
         let mut vars = self.arguments.clone();
+        vars.extend(self.base.env.clone());
         vars.extend(self.recipe.iter().flat_map(|recipe| recipe.env.clone()));
         vars
+    }
+
+    /// What a command has over the environment of the base.
+    fn env(&self) -> BTreeMap<String, String> {
+        let mut env = self.arguments.clone();
+        env.retain(|name, _| !self.base.env.contains_key(name));
+        env.extend(self.recipe.iter().flat_map(|recipe| recipe.env.clone()));
+        env
     }
 
     fn arg(&mut self, rest: &str, given: &Arguments) -> Result<(), String> {
@@ -170,12 +184,17 @@ impl Reading {
         Ok(())
     }
 
-    fn step(&self, line: usize, action: Action) -> Result<Step, String> {
+    fn step(&self, written: &Instruction<'_>, action: Action) -> Result<Step, String> {
         let recipe = self.recipe.as_ref().ok_or("there is no FROM")?;
         let is_run = matches!(action, Action::Run(_));
-        let env = if is_run { self.vars() } else { BTreeMap::new() };
-        let user = recipe.user.clone().filter(|_| is_run);
-        Ok(Step { line, env, working_dir: recipe.working_dir.clone().filter(|_| is_run), user, action })
+        Ok(Step {
+            line: written.line,
+            text: format!("{} {}", written.name, written.rest),
+            env: if is_run { self.env() } else { BTreeMap::new() },
+            working_dir: recipe.working_dir.clone().filter(|_| is_run),
+            user: recipe.user.clone().filter(|_| is_run),
+            action,
+        })
     }
 
     fn push(&mut self, step: Step) {
@@ -210,11 +229,14 @@ fn copy(rest: &str, working_dir: Option<&str>, vars: &BTreeMap<String, String>) 
     while rest.starts_with("--") {
         let (option, after) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
         match option.split_once('=') {
-            Some(("--chown", value)) => owner = Some(substitute(value, vars)?),
+            Some(("--chown", value)) => owner = Some(owner_of(&substitute(value, vars)?)),
             Some(("--chmod", value)) => permissions = Some(mode(&substitute(value, vars)?)?),
             _ => return Err(format!("COPY {option} is not understood; --chown and --chmod are")),
         }
         rest = after.trim_start();
+    }
+    if rest.starts_with("<<") {
+        return Err("COPY of a here-document is not understood; copy a file".to_owned());
     }
     let words: Vec<String> = match serde_json::from_str::<Vec<String>>(rest) {
         Ok(words) => words,
@@ -227,8 +249,10 @@ fn copy(rest: &str, working_dir: Option<&str>, vars: &BTreeMap<String, String>) 
     if from.len() > 1 && !to.ends_with('/') {
         return Err(format!("COPY of several paths goes into a directory: write {to}/"));
     }
-    let from: Vec<String> =
-        from.iter().map(|path| path.strip_prefix("./").unwrap_or(path).to_owned()).collect();
+    let from: Vec<String> = from
+        .iter()
+        .map(|path| path.strip_prefix("./").filter(|rest| !rest.is_empty()).unwrap_or(path).to_owned())
+        .collect();
     for path in &from {
         check_source(path)?;
         if path.contains(['*', '?', '[']) {
@@ -238,6 +262,12 @@ fn copy(rest: &str, working_dir: Option<&str>, vars: &BTreeMap<String, String>) 
         }
     }
     Ok(Action::Copy { from, to: joined(working_dir, to), owner, mode: permissions })
+}
+
+/// A number alone is the group's too, as docker has it.
+fn owner_of(text: &str) -> String {
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if is_number { format!("{text}:{text}") } else { text.to_owned() }
 }
 
 /// `NAME=value ...` with quotes, or `NAME value`.
@@ -294,7 +324,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<Recipe, RecipeError> {
-        from_dockerfile(text, &Arguments::new())
+        from_dockerfile(text, &Arguments::new(), &Base::default())
     }
 
     fn given(name: &str, value: &str) -> Arguments {
@@ -322,7 +352,7 @@ RUN ["make", "-j2", "$LANG"]
 
     #[test]
     fn a_dockerfile_is_its_steps_with_what_they_see() {
-        let recipe = from_dockerfile(DOCKERFILE, &given("MIRROR", "m")).unwrap();
+        let recipe = from_dockerfile(DOCKERFILE, &given("MIRROR", "m"), &Base::default()).unwrap();
         assert_eq!((recipe.base.as_str(), recipe.steps.len()), ("debian:12", 3));
         let env: Vec<_> = recipe.env.iter().map(|(name, value)| format!("{name}={value}")).collect();
         assert_eq!(env, ["BOTH=:12", "LANG=C.UTF-8", "NOTE=a b", "OLD=the old way", "RAW=$LANG"]);
@@ -351,6 +381,32 @@ RUN ["make", "-j2", "$LANG"]
     }
 
     #[test]
+    fn what_the_base_says_is_there_to_build_on() {
+        let base = Base {
+            env: [("PATH", "/bin"), ("V", "base")]
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .into(),
+            working_dir: Some("/srv".to_owned()),
+        };
+        let text = "FROM i\nARG V=argument\nENV PATH=/opt/bin:$PATH\nCOPY ./ x\nWORKDIR $V\nCOPY --chown=7 a b\nRUN one";
+        let recipe = from_dockerfile(text, &Arguments::new(), &base).unwrap();
+        assert_eq!(recipe.env["PATH"], "/opt/bin:/bin");
+        assert_eq!(recipe.working_dir.as_deref(), Some("/srv/base"), "an ENV hides an ARG");
+        let copied = |step: &Step| match &step.action {
+            Action::Copy { from, to, owner, .. } => (from[0].clone(), to.clone(), owner.clone()),
+            Action::Run(_) => panic!(),
+        };
+        assert_eq!(copied(&recipe.steps[0]), ("./".to_owned(), "/srv/x".to_owned(), None));
+        assert_eq!(
+            copied(&recipe.steps[1]),
+            ("a".to_owned(), "/srv/base/b".to_owned(), Some("7:7".to_owned()))
+        );
+        let run = &recipe.steps[2];
+        assert_eq!((run.line, run.text.as_str()), (7, "RUN one"));
+        assert_eq!(run.env.keys().collect::<Vec<_>>(), ["PATH"], "the base's own is not said again");
+    }
+
+    #[test]
     fn arguments_are_given_defaulted_or_nothing() {
         let text = "ARG A=1\nARG B=x$A\nFROM i:$A\nARG A\nARG C=$A$B\nRUN true";
         let env = |recipe: Recipe| recipe.steps[0].env.clone().into_iter().collect::<Vec<_>>();
@@ -358,10 +414,15 @@ RUN ["make", "-j2", "$LANG"]
         let recipe = read(text).unwrap();
         assert_eq!(recipe.base, "i:1");
         assert_eq!(env(recipe), [pair("A", "1"), pair("C", "1")]);
-        let recipe = from_dockerfile(text, &given("A", "2")).unwrap();
+        let recipe = from_dockerfile(text, &given("A", "2"), &Base::default()).unwrap();
         assert_eq!(recipe.base, "i:2");
         assert_eq!(env(recipe), [pair("A", "2"), pair("C", "2")]);
-        assert!(from_dockerfile(text, &given("D", "2")).unwrap_err().what.contains("no ARG takes"));
+        assert!(
+            from_dockerfile(text, &given("D", "2"), &Base::default())
+                .unwrap_err()
+                .what
+                .contains("no ARG takes")
+        );
     }
 
     #[test]
@@ -382,6 +443,7 @@ RUN ["make", "-j2", "$LANG"]
             ("FROM a\nCOPY x y /z", 2, "/z/"),
             ("FROM a\nCOPY ../x /", 2, "below the recipe's directory"),
             ("FROM a\nCOPY *.py /", 2, "wildcards"),
+            ("FROM a\nCOPY <<EOF /x\ny\nEOF", 2, "here-document"),
             ("FROM a\nENV A", 2, "no value"),
             ("FROM a\nENV A='x", 2, "quote"),
             ("FROM a\nENV A=${B:?x}", 2, "not understood"),

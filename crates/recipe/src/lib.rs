@@ -10,12 +10,14 @@
 //! and packs it after each step under the step's key.
 
 mod dockerfile;
+mod ignore;
 mod plan;
 mod recipe;
 mod substitute;
 mod written;
 
 pub use dockerfile::{Arguments, from_dockerfile};
-pub use plan::{Key, Planned, plan};
-pub use recipe::{Action, Command, Recipe, RecipeError, Step};
+pub use ignore::{Ignore, IgnoreError};
+pub use plan::{Key, Plan, Planned, plan};
+pub use recipe::{Action, Base, Command, Recipe, RecipeError, Step};
 pub use written::from_toml;

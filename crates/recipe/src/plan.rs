@@ -1,5 +1,6 @@
 //! What of a recipe need not be done again: a key for each step, made of all that its outcome depends on.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::recipe::{Action, Command, Recipe, Step};
@@ -32,7 +33,16 @@ pub struct Planned<'a> {
     pub key: Key,
 }
 
-/// The steps with their keys. `base` is the id of the base's layer, not its name, which may move; `content` gives a digest of what
+/// What is to be made, and what each part of it is known by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan<'a> {
+    /// The steps in order.
+    pub steps: Vec<Planned<'a>>,
+    /// Of the image: of all steps, and of what the image says of itself.
+    pub image: Key,
+}
+
+/// The steps and the image with their keys. `base` is the id of the base's layer, not its name, which may move; `content` gives a digest of what
 /// a path of the recipe's directory holds: names, kinds, permissions and bytes, and not the times.
 ///
 /// # Errors
@@ -41,7 +51,7 @@ pub fn plan<'a, E>(
     recipe: &'a Recipe,
     base: &str,
     mut content: impl FnMut(&str) -> Result<[u8; 32], E>,
-) -> Result<Vec<Planned<'a>>, E> {
+) -> Result<Plan<'a>, E> {
     let mut key = digest(&[RULES.as_bytes(), base.as_bytes()]);
     let mut planned = Vec::with_capacity(recipe.steps.len());
     for step in &recipe.steps {
@@ -55,15 +65,20 @@ pub fn plan<'a, E>(
         key = digest(&parts.iter().map(Vec::as_slice).collect::<Vec<_>>());
         planned.push(Planned { step, key: Key(key) });
     }
-    Ok(planned)
+    let mut parts = vec![key.to_vec(), b"image".to_vec()];
+    describe_config(&recipe.env, recipe.working_dir.as_ref(), recipe.user.as_ref(), &mut parts);
+    let image = Key(digest(&parts.iter().map(Vec::as_slice).collect::<Vec<_>>()));
+    Ok(Plan { steps: planned, image })
 }
 
-/// All of a step that its outcome depends on; not the line it is written on.
-fn describe(step: &Step, parts: &mut Vec<Vec<u8>>) {
-    let Step { line: _, env, working_dir, user, action } = step;
+/// Environment, directory and user.
+fn describe_config(
+    env: &BTreeMap<String, String>,
+    working_dir: Option<&String>,
+    user: Option<&String>,
+    parts: &mut Vec<Vec<u8>>,
+) {
     let mut text = |text: &str| parts.push(text.as_bytes().to_vec());
-    let optional =
-        |value: &Option<String>| value.as_ref().map_or("-".to_owned(), |value| format!("+{value}"));
     text(&env.len().to_string());
     for (name, value) in env {
         text(name);
@@ -71,6 +86,18 @@ fn describe(step: &Step, parts: &mut Vec<Vec<u8>>) {
     }
     text(&optional(working_dir));
     text(&optional(user));
+}
+
+/// So that nothing and an empty text differ.
+fn optional(value: Option<&String>) -> String {
+    value.map_or("-".to_owned(), |value| format!("+{value}"))
+}
+
+/// All of a step that its outcome depends on; not the line it is written on, nor how.
+fn describe(step: &Step, parts: &mut Vec<Vec<u8>>) {
+    let Step { line: _, text: _, env, working_dir, user, action } = step;
+    describe_config(env, working_dir.as_ref(), user.as_ref(), parts);
+    let mut text = |text: &str| parts.push(text.as_bytes().to_vec());
     match action {
         Action::Run(Command::Shell(line)) => {
             text("shell");
@@ -85,7 +112,7 @@ fn describe(step: &Step, parts: &mut Vec<Vec<u8>>) {
             text(&from.len().to_string());
             from.iter().for_each(|path| text(path));
             text(to);
-            text(&optional(owner));
+            text(&optional(owner.as_ref()));
             text(&mode.map_or("-".to_owned(), |mode| format!("{mode:o}")));
         }
     }
@@ -107,13 +134,14 @@ mod tests {
 
     use super::*;
     use crate::dockerfile::{Arguments, from_dockerfile};
+    use crate::recipe::Base;
 
     const TEXT: &str = "FROM a\nENV X=1\nRUN one\nCOPY src /src\nRUN two";
 
     fn keys(text: &str, base: &str, content: u8) -> Vec<Key> {
-        let recipe = from_dockerfile(text, &Arguments::new()).unwrap();
+        let recipe = from_dockerfile(text, &Arguments::new(), &Base::default()).unwrap();
         let planned = plan(&recipe, base, |_| Ok::<_, Infallible>([content; 32])).unwrap();
-        planned.iter().map(|planned| planned.key).collect()
+        planned.steps.iter().map(|planned| planned.key).chain([planned.image]).collect()
     }
 
     /// How many steps of another recipe are the same as those of [`TEXT`], from the first on.
@@ -124,8 +152,10 @@ mod tests {
     #[test]
     fn a_change_counts_from_its_step_on() {
         for (text, wanted) in [
-            (TEXT, 3),
-            ("# a comment\n\nFROM b\nENV X=1\nRUN one\nCOPY ./src /src\nRUN two", 3),
+            (TEXT, 4),
+            ("# a comment\n\nFROM b\nENV X=1\nRUN one\nCOPY ./src /src\nRUN  two", 4),
+            ("FROM a\nENV X=1\nRUN one\nCOPY src /src\nRUN two\nUSER u", 3),
+            ("FROM a\nENV X=1\nRUN one\nCOPY src /src\nRUN two\nENV Y=1", 3),
             ("FROM a\nENV X=1\nRUN one\nCOPY src /src\nRUN three", 2),
             ("FROM a\nENV X=1\nRUN one\nCOPY --chmod=755 src /src\nRUN two", 1),
             ("FROM a\nENV X=1\nRUN one\nCOPY src /src\nUSER u\nRUN two", 2),
@@ -145,9 +175,9 @@ mod tests {
         let text = "FROM a\nRUN one\nARG V=1\nRUN two";
         let with = |value: &str| {
             let given: Arguments = [("V".to_owned(), value.to_owned())].into();
-            let recipe = from_dockerfile(text, &given).unwrap();
+            let recipe = from_dockerfile(text, &given, &Base::default()).unwrap();
             let planned = plan(&recipe, "id", |_| Ok::<_, Infallible>([0; 32])).unwrap();
-            planned.iter().map(|planned| planned.key).collect::<Vec<_>>()
+            planned.steps.iter().map(|planned| planned.key).collect::<Vec<_>>()
         };
         assert_eq!(with("1")[0], with("2")[0]);
         assert_ne!(with("1")[1], with("2")[1]);

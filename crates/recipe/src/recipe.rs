@@ -17,16 +17,27 @@ pub struct Recipe {
     pub user: Option<String>,
 }
 
+/// What an image says of itself and a recipe over it builds on.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Base {
+    /// Its environment.
+    pub env: BTreeMap<String, String>,
+    /// Its working directory, if it sets one.
+    pub working_dir: Option<String>,
+}
+
 /// One thing that is done, and a layer is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// The line of the text that it begins on, from 1; 0 where lines are not known.
+    /// The line of the text that it begins on, from 1.
     pub line: usize,
-    /// Environment while it is done, over the base's.
+    /// It as it is written, for people: one line.
+    pub text: String,
+    /// Environment of a command, over the base's.
     pub env: BTreeMap<String, String>,
-    /// Directory that it is done in; none: the base's.
+    /// Directory that a command is run in; none: the base's.
     pub working_dir: Option<String>,
-    /// Whom it is done as; none: the base's user.
+    /// Whom a command is run as; none: the base's user.
     pub user: Option<String>,
     /// What is done.
     pub action: Action,
@@ -45,7 +56,7 @@ pub enum Action {
         to: String,
         /// `user[:group]`, by name or number; none: root.
         owner: Option<String>,
-        /// Permissions; none: as they are.
+        /// Permissions of files; directories may be searched by whoever may read them. None: as they are.
         mode: Option<u32>,
     },
 }
@@ -63,7 +74,7 @@ pub enum Command {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}{what}", at(*.line))]
 pub struct RecipeError {
-    /// The line, from 1; 0 where it is not known.
+    /// The line, from 1; 0 where it is none in particular.
     pub line: usize,
     /// What is wrong, and what to do.
     pub what: String,

@@ -3,8 +3,11 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
+use toml::Spanned;
 
-use crate::recipe::{Action, Command, Recipe, RecipeError, Step, check_name, check_source, joined, mode};
+use crate::recipe::{
+    Action, Base, Command, Recipe, RecipeError, Step, check_name, check_source, joined, mode,
+};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -15,7 +18,7 @@ struct File {
     working_dir: Option<String>,
     user: Option<String>,
     #[serde(default)]
-    step: Vec<Written>,
+    step: Vec<Spanned<Written>>,
 }
 
 #[derive(Deserialize)]
@@ -53,15 +56,15 @@ enum OneOrMore {
     More(Vec<String>),
 }
 
-/// Reads a recipe that is written as TOML.
+/// Reads a recipe that is written as TOML. `base` is what the image that it begins with says of itself: where that is not known yet, a
+/// reading without it says which image it is.
 ///
 /// # Errors
 /// It is not valid; a key is unknown, or a value cannot be.
-pub fn from_toml(text: &str) -> Result<Recipe, RecipeError> {
+pub fn from_toml(text: &str, base: &Base) -> Result<Recipe, RecipeError> {
+    let line_of = |at: usize| text.get(..at).unwrap_or(text).matches('\n').count() + 1;
     let file: File = toml::from_str(text).map_err(|error| {
-        let line =
-            error.span().map_or(0, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
-        RecipeError::new(line, error.message().trim())
+        RecipeError::new(error.span().map_or(0, |span| line_of(span.start)), error.message().trim())
     })?;
     let refuse = |what: String| RecipeError::new(0, what);
     if file.base.is_empty() {
@@ -79,36 +82,47 @@ pub fn from_toml(text: &str) -> Result<Recipe, RecipeError> {
         user: file.user,
     };
     for (number, written) in file.step.into_iter().enumerate() {
-        let step = step(&recipe, written).map_err(|what| refuse(format!("step {}: {what}", number + 1)))?;
+        let line = line_of(written.span().start);
+        let wrong = |what| RecipeError::new(line, format!("step {}: {what}", number + 1));
+        let step = step(&recipe, base, line, written.into_inner()).map_err(wrong)?;
         recipe.steps.push(step);
     }
     Ok(recipe)
 }
 
-fn step(recipe: &Recipe, written: Written) -> Result<Step, String> {
+fn step(recipe: &Recipe, base: &Base, line: usize, written: Written) -> Result<Step, String> {
     let Written { run, packages, copy, env, working_dir, user } = written;
     env.keys().try_for_each(|name| check_name(name))?;
+    let above = recipe.working_dir.as_deref().or(base.working_dir.as_deref());
     let working_dir = match working_dir {
-        Some(dir) => Some(joined(recipe.working_dir.as_deref(), &dir)),
+        Some(dir) => Some(joined(above, &dir)),
         None => recipe.working_dir.clone(),
+    };
+    let mut user = user.or_else(|| recipe.user.clone());
+    let (text, action) = match (run, packages, copy) {
+        (Some(Run::Shell(line)), None, None) => (format!("run {line}"), Action::Run(Command::Shell(line))),
+        (Some(Run::Argv(argv)), None, None) if !argv.is_empty() => {
+            (format!("run {}", argv.join(" ")), Action::Run(Command::Argv(argv)))
+        }
+        (None, Some(packages), None) => {
+            user = Some("root".to_owned());
+            (format!("packages {}", packages.join(" ")), Action::Run(Command::Shell(install(&packages)?)))
+        }
+        (None, None, Some(copy)) => {
+            if !env.is_empty() || user != recipe.user {
+                return Err("a step with copy has neither env nor user; copy has an owner".to_owned());
+            }
+            let (text, action) = copied(copy, working_dir.as_deref().or(above))?;
+            return Ok(Step { line, text, env: BTreeMap::new(), working_dir: None, user: None, action });
+        }
+        _ => return Err("a step has one of run (not empty), packages and copy".to_owned()),
     };
     let mut all = recipe.env.clone();
     all.extend(env);
-    let mut user = user.or_else(|| recipe.user.clone());
-    let action = match (run, packages, copy) {
-        (Some(Run::Shell(line)), None, None) => Action::Run(Command::Shell(line)),
-        (Some(Run::Argv(argv)), None, None) if !argv.is_empty() => Action::Run(Command::Argv(argv)),
-        (None, Some(packages), None) => {
-            user = Some("root".to_owned());
-            Action::Run(Command::Shell(install(&packages)?))
-        }
-        (None, None, Some(copy)) => copied(copy, working_dir.as_deref())?,
-        _ => return Err("a step has one of run (not empty), packages and copy".to_owned()),
-    };
-    Ok(Step { line: 0, env: all, working_dir, user, action })
+    Ok(Step { line, text, env: all, working_dir, user, action })
 }
 
-fn copied(copy: Copy, working_dir: Option<&str>) -> Result<Action, String> {
+fn copied(copy: Copy, working_dir: Option<&str>) -> Result<(String, Action), String> {
     let from = match copy.from {
         OneOrMore::One(path) => vec![path],
         OneOrMore::More(paths) => paths,
@@ -118,7 +132,8 @@ fn copied(copy: Copy, working_dir: Option<&str>) -> Result<Action, String> {
     }
     from.iter().try_for_each(|path| check_source(path))?;
     let mode = copy.mode.as_deref().map(mode).transpose()?;
-    Ok(Action::Copy { from, to: joined(working_dir, &copy.to), owner: copy.owner, mode })
+    let text = format!("copy {} to {}", from.join(" "), copy.to);
+    Ok((text, Action::Copy { from, to: joined(working_dir, &copy.to), owner: copy.owner, mode }))
 }
 
 /// A line that installs packages with what the base has, and leaves no lists or archives of it behind.
@@ -173,7 +188,7 @@ run = ["/usr/bin/true", "a b"]
 
     #[test]
     fn a_recipe_is_its_steps_in_order() {
-        let recipe = from_toml(RECIPE).unwrap();
+        let recipe = from_toml(RECIPE, &Base::default()).unwrap();
         assert_eq!((recipe.base.as_str(), recipe.steps.len()), ("debian:12", 4));
         let Action::Run(Command::Shell(line)) = &recipe.steps[0].action else { panic!() };
         assert!(line.contains("--no-install-recommends curl git;"), "{line}");
@@ -185,6 +200,14 @@ run = ["/usr/bin/true", "a b"]
             mode: Some(0o755),
         };
         assert_eq!(recipe.steps[1].action, copied);
+        let lines: Vec<_> = recipe.steps.iter().map(|step| (step.line, step.text.as_str())).collect();
+        let wanted = [
+            (7, "packages git curl git"),
+            (10, "copy src/ setup.py to app/"),
+            (13, "run pip install ."),
+            (18, "run /usr/bin/true a b"),
+        ];
+        assert_eq!(lines, wanted);
         let step = &recipe.steps[2];
         assert_eq!((step.working_dir.as_deref(), step.user.as_deref()), (Some("/work/app"), Some("build")));
         assert_eq!(step.env.keys().collect::<Vec<_>>(), ["LANG", "PIP_NO_CACHE_DIR"]);
@@ -199,11 +222,15 @@ run = ["/usr/bin/true", "a b"]
             ("base = \"a\"\nbases = 1", "line 2"),
             ("base = \"a\"\nworking_dir = \"x\"", "absolute"),
             ("base = \"a\"\nenv = { \"A B\" = \"\" }", "A B"),
-            ("base = \"a\"\n[[step]]", "step 1: a step has one of"),
+            ("base = \"a\"\n\n[[step]]", "line 3: step 1: a step has one of"),
             ("base = \"a\"\n[[step]]\nrun = []", "step 1"),
             ("base = \"a\"\n[[step]]\nrun = \"x\"\n[[step]]\nrun = \"x\"\npackages = [\"y\"]", "step 2"),
             ("base = \"a\"\n[[step]]\npackages = [\"a; rm -rf /\"]", "no name of a package"),
             ("base = \"a\"\n[[step]]\npackages = [\"-o\"]", "no name of a package"),
+            (
+                "base = \"a\"\n[[step]]\ncopy = { from = \"x\", to = \"/\" }\nuser = \"u\"",
+                "copy has an owner",
+            ),
             (
                 "base = \"a\"\n[[step]]\ncopy = { from = \"../x\", to = \"/\" }",
                 "below the recipe's directory",
@@ -211,7 +238,7 @@ run = ["/usr/bin/true", "a b"]
             ("base = \"a\"\n[[step]]\ncopy = { from = \"/x\", to = \"/\" }", "below the recipe's directory"),
             ("base = \"a\"\n[[step]]\ncopy = { from = \"x\", to = \"/\", mode = \"9\" }", "no mode"),
         ] {
-            let error = from_toml(text).unwrap_err().to_string();
+            let error = from_toml(text, &Base::default()).unwrap_err().to_string();
             assert!(error.contains(word), "{text}: {error}");
         }
     }
