@@ -27,7 +27,7 @@ use crate::app::App;
 pub use call::{Call, SandboxCall};
 
 /// Every template of [`router`]: what metrics and logs call a path by.
-pub const ROUTES: [&str; 43] = [
+pub const ROUTES: [&str; 45] = [
     "/healthz",
     "/metrics",
     "/v1/openapi.json",
@@ -43,6 +43,8 @@ pub const ROUTES: [&str; 43] = [
     "/v1/layers/{kind}/{name}/verify",
     "/v1/layers/{kind}/{name}/export",
     "/v1/layers/{kind}/{name}/tags/{tag}",
+    "/v1/steps/{key}",
+    "/v1/steps/{key}/names/{name}",
     "/v1/store/verify",
     "/v1/store/collect",
     "/v1/sandboxes",
@@ -110,6 +112,8 @@ fn images_and_layers() -> Router<Arc<App>> {
         .route("/v1/layers/{kind}/{name}/verify", post(layers::verify_layer))
         .route("/v1/layers/{kind}/{name}/export", get(layers::export))
         .route("/v1/layers/{kind}/{name}/tags/{tag}", put(layers::tag))
+        .route("/v1/steps/{key}", get(layers::step))
+        .route("/v1/steps/{key}/names/{name}", put(layers::name_step))
         .route("/v1/store/verify", post(layers::verify_store))
         .route("/v1/store/collect", post(layers::collect))
 }

@@ -28,7 +28,7 @@ use crate::api::{execs, files, images, layers, ports, sandboxes, sessions, syste
         images::list, images::get, images::import, images::pull, images::remove,
         images::list_layers, images::get_layer, images::import_layer, images::pull_layer, images::remove_layer,
         layers::trace, layers::prefetch, layers::verify_layer, layers::export, layers::tag, layers::verify_store,
-        layers::collect,
+        layers::collect, layers::step, layers::name_step,
         system::nodes, system::healthz, system::openapi, system::metrics,
     ),
     components(schemas(rest::ErrorBody, rest::NodeStatus, rest::AttachEvent, rest::FileEvent)),

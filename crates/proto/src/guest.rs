@@ -648,11 +648,14 @@ pub struct FileWatch {
 }
 
 /// Of [`FileOp::Tar`].
-#[derive(Clone, Copy, PartialEq, Eq, Message)]
+#[derive(Clone, PartialEq, Eq, Message)]
 pub struct FileTar {
     /// Unpack instead of pack.
     #[prost(bool, tag = "1")]
     pub unpack: bool,
+    /// Whose all that is unpacked becomes: `user[:group]`; empty: as the archive has it.
+    #[prost(string, tag = "2")]
+    pub owner: String,
 }
 
 /// Answers of a file child, on its own socket, framed as everything here.

@@ -26,7 +26,7 @@ pub use layer::{
     LayerContent, LayerOnNode, LayerTrace, PrefetchEvent, PrefetchRequest, PrefetchWhat, VerifyEvent,
 };
 pub use node::{Feature, FeatureState, NodeStatus, NodeUsage};
-pub use pack::{LAYER_WORKSPACE, LeftOut, PackRequest, Packed, Quiesce};
+pub use pack::{ImageSettings, LAYER_WORKSPACE, LeftOut, PackRequest, Packed, Quiesce};
 pub use sandbox::{
     BACKEND_CONTAINER, CreateSandboxRequest, LaunchPhase, Sandbox, SandboxLayer, SandboxLimits, SandboxList,
     StopRequest, Usage,

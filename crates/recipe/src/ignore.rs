@@ -143,7 +143,7 @@ fn one_fits<'a>(part: &'a str, name: &'a str) -> Option<(&'a str, &'a str)> {
         '\\' => wanted.next() == Some(c),
         other => other == c,
     };
-    does.then(|| (wanted.as_str(), found.as_str()))
+    does.then_some((wanted.as_str(), found.as_str()))
 }
 
 struct Class {

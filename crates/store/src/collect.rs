@@ -3,8 +3,11 @@
 //! Objects lie in tiers, and each tier is marked from **all that exists** in the tier above, referred to or not:
 //!
 //! ```text
-//! names, leases, layers (their parents) ──► layers ──► blob indexes, metadata, file indexes ──► packs
+//! names, leases, recent steps, layers (their parents) ──► layers ──► blob indexes, metadata, file indexes ──► packs
 //! ```
+//!
+//! What a step of a recipe came to (`steps/`) keeps its layer for a while after its last use, and promises nothing: a step that is gone
+//! is done again. Who uses the layer holds it by a lease as any other.
 //!
 //! So what exists has all that it refers to, whether somebody refers to it or not: it may be held at any time. Of a chain of layers
 //! the last goes first, then its parents.
@@ -60,6 +63,8 @@ const TEMPORARY_AGE: Duration = Duration::from_secs(3600);
 pub struct CollectSettings {
     /// What is younger stays, referred to or not.
     pub grace: Duration,
+    /// How long the layer of a recipe's step stays after it was last used, though nothing else refers to it.
+    pub step_age: Duration,
     /// How long a collector goes by one list. A publisher that wants what a dead collector listed waits for this and twice
     /// `removal_max`.
     pub list_time: Duration,
@@ -70,7 +75,12 @@ pub struct CollectSettings {
 
 impl Default for CollectSettings {
     fn default() -> Self {
-        Self { grace: Duration::from_secs(24 * 3600), list_time: Duration::from_secs(60), removal_max: None }
+        Self {
+            grace: Duration::from_secs(24 * 3600),
+            step_age: Duration::from_secs(7 * 24 * 3600),
+            list_time: Duration::from_secs(60),
+            removal_max: None,
+        }
     }
 }
 
@@ -155,7 +165,8 @@ pub struct Collector {
 impl Collector {
     /// A collector that remembers nothing yet.
     pub fn new(store: &Store, settings: CollectSettings) -> Self {
-        Self { store: store.clone(), settings, marks: Marks::new(store) }
+        let marks = Marks::new(store, settings.step_age);
+        Self { store: store.clone(), settings, marks }
     }
 
     /// Collects once. May be dropped at any point.
@@ -285,8 +296,9 @@ impl Collector {
 
     /// Hints on what is gone. They are listed before what they speak of, so a hint on something new is never taken.
     async fn remove_hints(&mut self) -> Result<u64, StoreError> {
-        let (oci, traces) =
-            (self.store.list(key::OCI, None).await?, self.store.list(key::TRACES, None).await?);
+        let traces = self.store.list(key::TRACES, None).await?;
+        let mut of_layers = self.store.list(key::OCI, None).await?;
+        of_layers.extend(self.store.list(key::STEPS, None).await?);
         let layers: HashSet<LayerId> = self.marks.existing_layers().await?.into_iter().collect();
         let blobs: HashSet<BlobId> = self.marks.existing_blobs().await?.into_iter().collect();
         let now_ms = self.store.now_ms().await?;
@@ -297,11 +309,11 @@ impl Collector {
                 removed += 1;
             }
         }
-        for object in oci {
+        for object in of_layers {
             if !self.is_old(&object, now_ms) {
                 continue;
             }
-            let read = self.store.get(&object.key, "a conversion", RECORD_MAX).await;
+            let read = self.store.get(&object.key, "a hint", RECORD_MAX).await;
             let layer = match read.and_then(|bytes| names::layer_in(&object, &bytes)) {
                 Err(StoreError::NotFound { .. }) => continue,
                 // One that is damaged says nothing.

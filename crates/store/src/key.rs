@@ -1,6 +1,6 @@
 //! Where everything lies in the store.
 
-use dsec_image::layer::{BlobId, Label, LayerId, LayerKind, LayerName, MetadataId, PackId};
+use dsec_image::layer::{BlobId, Digest, Label, LayerId, LayerKind, LayerName, MetadataId, PackId};
 
 pub(crate) const MARKER: &str = "dsec-store.json";
 pub(crate) const ID: &str = "dsec-store-id";
@@ -11,6 +11,7 @@ pub(crate) const LAYERS: &str = "layers";
 pub(crate) const FILES: &str = "files";
 pub(crate) const NAMES: &str = "names";
 pub(crate) const OCI: &str = "oci";
+pub(crate) const STEPS: &str = "steps";
 pub(crate) const TRACES: &str = "traces";
 pub(crate) const LEASES: &str = "leases";
 pub(crate) const COLLECT: &str = "collect";
@@ -44,6 +45,10 @@ pub(crate) fn trace(id: &BlobId) -> String {
 /// A diff id has a colon, which some stores and tools take amiss.
 pub(crate) fn oci(diff_id: &str) -> String {
     format!("{OCI}/{}", diff_id.replace(':', "-"))
+}
+
+pub(crate) fn step(key: &Digest) -> String {
+    format!("{STEPS}/{key}")
 }
 
 /// `/` becomes `+`, which is in no name: else the versions of `a` and the name `a/versions/b` would share places.

@@ -8,11 +8,11 @@
 //! files/<layer>                            where the content of its files lies, for layers that are made later
 //! names/<kind>/<name>/versions/<version>   written once, never changed
 //! names/<kind>/<name>/tags/<tag>@<number>  the highest number counts: a tag moves by making the next one
-//! oci/<diff id>  traces/<blob>             hints: what was converted already, what is read first
+//! oci/<diff id>  steps/<key>  traces/<blob>   hints: what was converted or built already, what is read first
 //! leases/  collect/                        see [`lease`] and [`collect`]
 //! ```
 //!
-//! Everything but a lease's sign of life and the traces is written once and under a name that nobody else gives to other bytes, so two
+//! Everything but a lease's sign of life and the hints is written once and under a name that nobody else gives to other bytes, so two
 //! writers never disagree, a listing never misses what is replaced under it, and only one condition is asked of the store: make
 //! if absent. A directory does that with a hard link, over NFS too; a bucket with `If-None-Match`.
 

@@ -9,7 +9,7 @@ use futures_util::{StreamExt as _, TryStreamExt as _};
 use crate::collect::REQUESTS_MAX;
 use crate::error::StoreError;
 use crate::lease::Leases;
-use crate::store::{RECORD_MAX, Store};
+use crate::store::{Found, RECORD_MAX, Store};
 use crate::{key, names};
 
 /// How often marking begins again when what it read from vanishes under it, as another collector may make it.
@@ -45,12 +45,25 @@ pub(crate) struct Marks {
     store: Store,
     layers: HashMap<LayerId, Refs>,
     blobs: HashMap<BlobId, Vec<PackId>>,
-    names: HashMap<(String, Option<String>), LayerId>,
+    names: References,
+    steps: References,
+    step_age: Duration,
 }
 
+/// The layers that objects refer to, by the objects' keys and states.
+type References = HashMap<(String, Option<String>), LayerId>;
+
 impl Marks {
-    pub(crate) fn new(store: &Store) -> Self {
-        Self { store: store.clone(), layers: HashMap::new(), blobs: HashMap::new(), names: HashMap::new() }
+    /// Steps that were used within `step_age` keep their layers.
+    pub(crate) fn new(store: &Store, step_age: Duration) -> Self {
+        Self {
+            store: store.clone(),
+            layers: HashMap::new(),
+            blobs: HashMap::new(),
+            names: HashMap::new(),
+            steps: HashMap::new(),
+            step_age,
+        }
     }
 
     /// The keys of a tier that are referred to. Leases are read before all that refers, which the safety rests on.
@@ -96,6 +109,7 @@ impl Marks {
             .collect();
         let mut relied_on = self.named_layers().await?;
         live.extend(relied_on.iter().map(key::layer));
+        live.extend(self.recent_steps().await?.iter().map(key::layer));
         let existing = self.existing_layers().await?;
         for id in &existing {
             live.extend(self.layers[id].parents.iter().map(key::layer));
@@ -115,29 +129,51 @@ impl Marks {
 
     async fn named_layers(&mut self) -> Result<Vec<LayerId>, StoreError> {
         let found = self.store.list(key::NAMES, None).await?;
-        let mut known = HashMap::with_capacity(found.len());
+        self.names = self.references(&self.names, found, false).await?;
+        Ok(self.names.values().copied().collect())
+    }
+
+    /// The layers of steps that were used not long ago, as far as they are there: nobody relies on them.
+    async fn recent_steps(&mut self) -> Result<Vec<LayerId>, StoreError> {
+        let since_ms = self.store.now_ms().await?.saturating_sub(self.step_age.as_millis() as i64);
+        let mut found = self.store.list(key::STEPS, None).await?;
+        found.retain(|object| object.modified_ms >= since_ms);
+        self.steps = self.references(&self.steps, found, true).await?;
+        Ok(self.steps.values().copied().collect())
+    }
+
+    /// What objects refer to; those that are known are not read again. Of hints, a damaged one is none.
+    async fn references(
+        &self,
+        known: &References,
+        found: Vec<Found>,
+        are_hints: bool,
+    ) -> Result<References, StoreError> {
+        let mut referred = HashMap::with_capacity(found.len());
         let mut unread = Vec::new();
         for object in found {
             let place = (object.key.clone(), object.e_tag.clone());
-            match self.names.get(&place) {
-                Some(id) => drop(known.insert(place, *id)),
+            match known.get(&place) {
+                Some(id) => drop(referred.insert(place, *id)),
                 None => unread.push(object),
             }
         }
         let store = &self.store;
         let mut reads = futures_util::stream::iter(unread)
             .map(|object| async move {
-                let bytes = unless_gone(store.get(&object.key, "a name", RECORD_MAX).await)?;
-                bytes.map(|bytes| names::layer_in(&object, &bytes).map(|id| (object, id))).transpose()
+                let read = store.get(&object.key, "a reference", RECORD_MAX).await;
+                match unless_gone(read.and_then(|bytes| names::layer_in(&object, &bytes))) {
+                    Err(StoreError::Damaged { .. }) if are_hints => Ok(None),
+                    read => Ok::<_, StoreError>(read?.map(|id| (object, id))),
+                }
             })
             .buffer_unordered(REQUESTS_MAX);
         while let Some(read) = reads.try_next().await? {
             if let Some((object, id)) = read {
-                known.insert((object.key, object.e_tag), id);
+                referred.insert((object.key, object.e_tag), id);
             }
         }
-        self.names = known;
-        Ok(self.names.values().copied().collect())
+        Ok(referred)
     }
 
     /// The layers that exist, each of which is known from now on, and no other.

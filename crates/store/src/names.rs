@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use dsec_image::layer::{Label, LayerId, LayerKind, LayerName, LayerRef, Select};
+use dsec_image::layer::{Digest, Label, LayerId, LayerKind, LayerName, LayerRef, Select};
 use serde::{Deserialize, Serialize};
 
 use crate::error::StoreError;
@@ -273,8 +273,35 @@ impl Store {
     /// # Errors
     /// [`StoreError`]; that it is not known, or that what is known is damaged, is no error.
     pub async fn converted(&self, diff_id: &str) -> Result<Option<LayerId>, StoreError> {
-        let what = format!("what {diff_id} was converted to");
-        let bytes = self.get(&key::oci(diff_id), &what, RECORD_MAX).await;
+        self.hint(&key::oci(diff_id), format!("what {diff_id} was converted to")).await
+    }
+
+    /// Remembers what an OCI layer was converted to, in place of what was remembered.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn put_converted(&self, diff_id: &str, layer: LayerId) -> Result<(), StoreError> {
+        self.replace(&key::oci(diff_id), json(&VersionRecord { layer })).await
+    }
+
+    /// The layer that a step of a recipe came to, if it is known; whoever uses it takes it into a lease first.
+    ///
+    /// # Errors
+    /// [`StoreError`]; that it is not known, or that what is known is damaged, is no error.
+    pub async fn step(&self, key: &Digest) -> Result<Option<LayerId>, StoreError> {
+        self.hint(&key::step(key), format!("what step {key} came to")).await
+    }
+
+    /// Remembers what a step of a recipe came to, in place of what was remembered, and that it was used now. The caller holds the layer.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn put_step(&self, key: &Digest, layer: LayerId) -> Result<(), StoreError> {
+        self.replace(&key::step(key), json(&VersionRecord { layer })).await
+    }
+
+    async fn hint(&self, place: &str, what: String) -> Result<Option<LayerId>, StoreError> {
+        let bytes = self.get(place, &what, RECORD_MAX).await;
         let read =
             |bytes: Bytes| serde_json::from_slice(&bytes).map_err(|error| StoreError::damaged(&what, error));
         match bytes.and_then(read) {
@@ -286,14 +313,6 @@ impl Store {
             }
             Err(error) => Err(error),
         }
-    }
-
-    /// Remembers what an OCI layer was converted to, in place of what was remembered.
-    ///
-    /// # Errors
-    /// [`StoreError`].
-    pub async fn put_converted(&self, diff_id: &str, layer: LayerId) -> Result<(), StoreError> {
-        self.replace(&key::oci(diff_id), json(&VersionRecord { layer })).await
     }
 
     async fn tag_objects(

@@ -9,13 +9,14 @@ use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dsec_image::layer::LayerKind;
+use dsec_image::layer::{Digest, LayerKind};
 use dsec_store::{CollectSettings, Collected, Collector, Lease, Publish, Store, StoreError, StoreSettings};
 use support::{Sample, directory, label, lease, name};
 
 const KIND: LayerKind = LayerKind::Toolkit;
 const AT_ONCE: CollectSettings = CollectSettings {
     grace: Duration::ZERO,
+    step_age: Duration::from_secs(3600),
     list_time: Duration::from_secs(2),
     removal_max: Some(Duration::from_secs(2)),
 };
@@ -26,8 +27,42 @@ async fn collect(store: &Store) -> Collected {
     Collector::new(store, AT_ONCE).run().await.unwrap()
 }
 
+async fn collect_steps_too(store: &Store) -> Collected {
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    Collector::new(store, CollectSettings { step_age: Duration::ZERO, ..AT_ONCE }).run().await.unwrap()
+}
+
 async fn remove(store: &Store, layer: &str, version: &str) {
     store.remove_version(KIND, &name(layer), &label(version)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_keeps_its_layer_for_a_while_after_its_use_and_longer_if_something_was_made_of_it() {
+    let (dir, store) = directory().await;
+    let (first, second) = (Sample::new(&[1, 2]), Sample::new(&[2, 3]));
+    let second = second.over(&first.manifest);
+    let [first_id, second_id] = [&first, &second].map(|sample| sample.manifest.id().unwrap());
+    let [first_key, second_key] = [b"first", b"other"].map(|text| Digest::of(text));
+    let publisher = lease(&store).await;
+    first.publish(&publisher, None).await.unwrap();
+    store.put_step(&first_key, first_id).await.unwrap();
+    second.publish(&publisher, None).await.unwrap();
+    store.put_step(&second_key, second_id).await.unwrap();
+    Arc::into_inner(publisher).unwrap().release().await.unwrap();
+    assert_eq!(collect(&store).await, Collected::default(), "they were used just now");
+    assert_eq!(store.step(&second_key).await.unwrap(), Some(second_id));
+    store.put_version(KIND, &name("made"), &label("1"), second_id).await.unwrap();
+    assert_eq!(collect_steps_too(&store).await, Collected::default(), "a name and a child keep both");
+    assert_eq!(store.step(&first_key).await.unwrap(), Some(first_id));
+    remove(&store, "made", "1").await;
+    assert_eq!(collect(&store).await, Collected::default(), "they are young yet");
+    // A hint that says nothing, or speaks of what is gone, is no reason to stop.
+    std::fs::write(dir.path().join("steps").join(Digest::of(b"damaged").to_string()), "x").unwrap();
+    store.put_step(&Digest::of(b"gone"), Sample::new(&[4]).manifest.id().unwrap()).await.unwrap();
+    let collected = collect_steps_too(&store).await;
+    assert_eq!((collected.layers, collected.leftovers), (2, 4));
+    assert_eq!(store.step(&second_key).await.unwrap(), None);
+    assert_eq!(std::fs::read_dir(dir.path().join("steps")).unwrap().count(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -79,7 +79,7 @@ impl Call<'_> {
             Some(FileOp::Move(to)) => self.rename(to),
             Some(FileOp::Remove(remove)) => self.remove(remove.recursive),
             Some(FileOp::Watch(watch)) => self.watch(watch.recursive),
-            Some(FileOp::Tar(tar)) if tar.unpack => self.unpack(),
+            Some(FileOp::Tar(tar)) if tar.unpack => self.unpack(tar),
             Some(FileOp::Tar(_)) => self.pack(),
             None => Err(invalid("a file operation that this agent does not know")),
         }

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path};
 
-use dsec_proto::guest::{FileReply, GuestError, GuestErrorKind as Kind};
+use dsec_proto::guest::{FileReply, FileTar, GuestError, GuestErrorKind as Kind};
 use rustix::fs::{
     AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, openat2, statat,
 };
@@ -17,6 +17,7 @@ use tar::{Archive, Entry, EntryType};
 
 use super::{Call, paths};
 use crate::fail::{fail, invalid, os, show};
+use crate::users;
 
 /// Pipe and buffer.
 const BUFFER: usize = 256 << 10;
@@ -35,6 +36,8 @@ struct Later {
 struct Unpacker<'a> {
     root: OwnedFd,
     is_root: bool,
+    /// Whose all of it becomes, if not as the archive has it.
+    owner: Option<(u32, u32)>,
     shown: &'a [u8],
     later: Vec<Later>,
     count: u64,
@@ -42,7 +45,14 @@ struct Unpacker<'a> {
 }
 
 impl Call<'_> {
-    pub(super) fn unpack(&self) -> Result<(), GuestError> {
+    pub(super) fn unpack(&self, request: &FileTar) -> Result<(), GuestError> {
+        let owner = match request.owner.as_str() {
+            "" => None,
+            spec => {
+                crate::fail::no_nul("the owner", spec.as_bytes())?;
+                Some(users::owner(spec)?)
+            }
+        };
         paths::make_dirs(self.path)?;
         let root =
             rustix::fs::open(self.path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
@@ -53,7 +63,7 @@ impl Call<'_> {
         drop(write);
         let is_root = self.user.uid == 0;
         let mut unpacker =
-            Unpacker { root, is_root, shown: self.path, later: Vec::new(), count: 0, bytes: 0 };
+            Unpacker { root, is_root, owner, shown: self.path, later: Vec::new(), count: 0, bytes: 0 };
         let mut archive = Archive::new(BufReader::with_capacity(BUFFER, File::from(read)));
         unpacker.all(&mut archive)?;
         // What follows the end mark: read, or the writer would find its pipe broken.
@@ -208,6 +218,10 @@ impl Unpacker<'_> {
     /// Root gives files to their owners. An owner that the sandbox has no id for is left root, as is
     /// everything of others theirs.
     fn own(&self, parent: &OwnedFd, name: &[u8], uid: u64, gid: u64) -> Result<(), Errno> {
+        if let Some((uid, gid)) = self.owner {
+            let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
+            return rustix::fs::chownat(parent, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW);
+        }
         let (Ok(uid), Ok(gid)) = (u32::try_from(uid), u32::try_from(gid)) else { return Ok(()) };
         if !self.is_root || (uid, gid) == (0, 0) || uid == u32::MAX || gid == u32::MAX {
             return Ok(());

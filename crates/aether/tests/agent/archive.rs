@@ -9,7 +9,17 @@ use tar::{Builder, EntryType, Header};
 use crate::support::{Client, Sandbox, shell};
 
 fn unpack(edge: &mut Client, user: &str, path: &str, archive: &[u8]) -> Result<FileReply, GuestError> {
-    let mut socket = edge.file(user, path, FileOp::Tar(FileTar { unpack: true }));
+    unpack_for(edge, user, path, "", archive)
+}
+
+fn unpack_for(
+    edge: &mut Client,
+    user: &str,
+    path: &str,
+    owner: &str,
+    archive: &[u8],
+) -> Result<FileReply, GuestError> {
+    let mut socket = edge.file(user, path, FileOp::Tar(FileTar { unpack: true, owner: owner.to_owned() }));
     let (_, fds) = socket.reply()?;
     let mut pipe = fs::File::from(fds.into_iter().next().unwrap());
     // The child may refuse before it has read all.
@@ -19,7 +29,7 @@ fn unpack(edge: &mut Client, user: &str, path: &str, archive: &[u8]) -> Result<F
 }
 
 fn pack(edge: &mut Client, path: &str) -> Result<(Vec<u8>, FileReply), GuestError> {
-    let mut socket = edge.file("", path, FileOp::Tar(FileTar { unpack: false }));
+    let mut socket = edge.file("", path, FileOp::Tar(FileTar::default()));
     let (_, fds) = socket.reply()?;
     let mut bytes = Vec::new();
     fs::File::from(fds.into_iter().next().unwrap()).read_to_end(&mut bytes).unwrap();
@@ -46,6 +56,26 @@ fn archive(entries: &[Named<'_>]) -> Vec<u8> {
         tar.append(&header, *content).unwrap();
     }
     tar.into_inner().unwrap()
+}
+
+#[test]
+fn all_that_is_unpacked_becomes_the_owners_that_is_named() {
+    let sandbox = Sandbox::new();
+    let mut edge = sandbox.client();
+    let entries = [
+        ("d", EntryType::Directory, "", &b""[..]),
+        ("d/f", EntryType::Regular, "", b"x"),
+        ("d/l", EntryType::Symlink, "f", b""),
+    ];
+    for (owner, wanted) in [("7:9", "7:9"), ("0:0", "0:0"), ("root", "0:0"), ("", "1000:44")] {
+        unpack_for(&mut edge, "", "/work/owned", owner, &archive(&entries)).unwrap();
+        let seen = edge.run(shell("a", "cd owned && stat -c %u:%g d d/f d/l | sort -u")).out;
+        assert_eq!(seen.trim(), wanted, "{owner}");
+    }
+    let error = unpack_for(&mut edge, "", "/work/owned", "nobody-here", &archive(&entries)).unwrap_err();
+    assert_eq!(error.kind(), Kind::InvalidArgument);
+    let error = unpack_for(&mut edge, "1000:1000", "/tmp/owned", "7:9", &archive(&entries)).unwrap_err();
+    assert_eq!(error.kind(), Kind::PermissionDenied);
 }
 
 #[test]

@@ -73,7 +73,7 @@ pub(crate) struct PackArgs {
 impl PackArgs {
     fn request(self) -> PackRequest {
         PackRequest {
-            name: self.name,
+            name: Some(self.name),
             kind: self.kind.word().to_owned(),
             exclude: self.exclude,
             scrub: match (self.no_scrub, self.scrub.is_empty()) {
@@ -88,6 +88,7 @@ impl PackArgs {
                 QuiesceWord::Refuse => Quiesce::Refuse,
                 QuiesceWord::None => Quiesce::None,
             },
+            ..PackRequest::default()
         }
     }
 }

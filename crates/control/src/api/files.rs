@@ -17,6 +17,19 @@ pub(crate) struct PathQuery {
     user: Option<String>,
 }
 
+/// Query of an unpacking.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Query)]
+#[expect(dead_code, reason = "documents what the nodes parse")]
+pub(crate) struct UnpackQuery {
+    /// The path; a relative one starts at the sandbox's working directory.
+    path: String,
+    /// Whose all that is unpacked becomes, `user[:group]`. Default: as the archive has it.
+    owner: Option<String>,
+    /// Acts with this user's rights. Default: the sandbox's user.
+    user: Option<String>,
+}
+
 /// Query of a read.
 #[derive(IntoParams)]
 #[into_params(parameter_in = Query)]
@@ -166,7 +179,7 @@ pub async fn pack(call: SandboxCall) -> Reply {
 
 /// Unpacks a tar (gzip and zstd are recognised) into a directory, which is made when missing.
 #[utoipa::path(put, path = "/v1/sandboxes/{id}/archive", operation_id = "write_archive", tag = "files",
-    params(("id" = String, Path, description = "The sandbox."), PathQuery),
+    params(("id" = String, Path, description = "The sandbox."), UnpackQuery),
     request_body(content = Vec<u8>, content_type = "application/x-tar"),
     responses((status = 200, description = "Unpacked: how many files and bytes.", body = Object, example = json!({"files": 3, "bytes": 4096}))))]
 pub async fn unpack(call: SandboxCall) -> Reply {

@@ -15,6 +15,8 @@ use crate::forward::BodyKind;
 pub(crate) struct CollectQuery {
     /// What is younger stays, seconds. Default: a day.
     grace_s: Option<u64>,
+    /// Layers of recipes' steps that were used since stay, seconds. Default: a week.
+    step_age_s: Option<u64>,
 }
 
 /// What first runs read of a layer, which later ones find prefetched.
@@ -66,6 +68,23 @@ pub async fn export(call: Call) -> Reply {
     responses((status = 200, description = "The layer under its tag.", body = Image)))]
 pub async fn tag(call: Call) -> Reply {
     on_one_node(call, BodyKind::Raw).await
+}
+
+/// What a step of a recipe came to. It counts as used now, which keeps it for a week.
+#[utoipa::path(get, path = "/v1/steps/{key}", operation_id = "get_step", tag = "images",
+    params(("key" = String, Path, description = "Its key, as `step` of a pack gave it.")),
+    responses((status = 200, description = "The layer.", body = Image)))]
+pub async fn step(call: Call) -> Reply {
+    on_the_only_node(call).await
+}
+
+/// Gives the layer of a step a name of its kind: of an image, a name for sandboxes to start from.
+#[utoipa::path(put, path = "/v1/steps/{key}/names/{name}", operation_id = "name_step", tag = "images",
+    params(("key" = String, Path, description = "Its key, as `step` of a pack gave it."),
+        ("name" = String, Path, description = "`name`, `name:tag` or `name@version`, percent-encoded.")),
+    responses((status = 200, description = "The layer under its name.", body = Image)))]
+pub async fn name_step(call: Call) -> Reply {
+    on_the_only_node(call).await
 }
 
 /// Reads all layers of the store whole and checks every digest.

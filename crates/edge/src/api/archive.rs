@@ -10,6 +10,7 @@ use bytes::{Bytes, BytesMut};
 use dsec_proto::guest::{FileOp, FileTar};
 use dsec_proto::rest::ApiError;
 use futures_util::StreamExt;
+use serde::Deserialize;
 use serde_json::json;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncRead, AsyncReadExt};
 use tokio_util::io::StreamReader;
@@ -20,6 +21,7 @@ use super::{Answer, In, Params};
 use crate::error::invalid;
 use crate::guest::files::FileChild;
 use crate::guest::pipe::Pipe;
+use crate::sandbox::plan::check_user;
 
 /// Bytes decompressed at once.
 const DECOMPRESS_CHUNK: usize = 256 * 1024;
@@ -27,7 +29,7 @@ const DECOMPRESS_CHUNK: usize = 256 * 1024;
 const MAGIC: usize = 4;
 
 pub(super) async fn pack(In(entered): In, Params(params): Params<PathParams>) -> Answer {
-    let call = call(&params.path, params.user.as_deref(), FileOp::Tar(FileTar { unpack: false }))?;
+    let call = call(&params.path, params.user.as_deref(), FileOp::Tar(FileTar::default()))?;
     let mut child = FileChild::start(entered.guest(), call).await?;
     let content = of_pipe(Arc::new(entered), child.readable().await?);
     // The pipe's end alone does not say that the archive is whole; the child does.
@@ -43,8 +45,20 @@ pub(super) async fn pack(In(entered): In, Params(params): Params<PathParams>) ->
     Ok(response)
 }
 
-pub(super) async fn unpack(In(entered): In, Params(params): Params<PathParams>, body: Body) -> Answer {
-    let call = call(&params.path, params.user.as_deref(), FileOp::Tar(FileTar { unpack: true }))?;
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct UnpackParams {
+    path: String,
+    owner: Option<String>,
+    user: Option<String>,
+}
+
+pub(super) async fn unpack(In(entered): In, Params(params): Params<UnpackParams>, body: Body) -> Answer {
+    if let Some(owner) = &params.owner {
+        check_user("owner", owner)?;
+    }
+    let op = FileTar { unpack: true, owner: params.owner.unwrap_or_default() };
+    let call = call(&params.path, params.user.as_deref(), FileOp::Tar(op))?;
     let mut child = FileChild::start(entered.guest(), call).await?;
     let pipe = child.writable().await?;
     let sent = feed(Box::pin(StreamReader::new(counted(Arc::new(entered), body))), &pipe).await;

@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 
 use super::{Answer, OptionalJson, Params, PathOf, Shared, json, ndjson};
 use crate::error::{internal, invalid_field};
-use crate::layers::{Exported, parse_kind};
+use crate::layers::{Exported, parse_kind, parse_name, parse_step};
 use crate::node::Node;
 
 /// Lines that may wait for the caller; a full queue drops progress, never the result.
@@ -121,19 +121,31 @@ fn verify(node: Arc<Node>, layer: Option<(LayerKind, String)>) -> Answer {
     Ok(told(receiver))
 }
 
+pub(super) async fn step(State(node): Shared, PathOf(key): PathOf<String>) -> Answer {
+    Ok(json(StatusCode::OK, &node.layers.step(&parse_step(&key)?).await?))
+}
+
+pub(super) async fn name_step(State(node): Shared, PathOf((key, name)): PathOf<(String, String)>) -> Answer {
+    Ok(json(StatusCode::OK, &node.layers.name_step(&parse_step(&key)?, &parse_name(&name)?).await?))
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct CollectParams {
     /// What is younger stays, seconds.
     grace_s: Option<u64>,
+    /// Steps of recipes that were used since stay, seconds.
+    step_age_s: Option<u64>,
 }
 
 pub(super) async fn collect(State(node): Shared, Params(params): Params<CollectParams>) -> Answer {
     takes_work(&node)?;
     let (lines, receiver) = mpsc::channel(LINES);
     tokio::spawn(async move {
-        let (begun, grace) = (Instant::now(), params.grace_s.map(Duration::from_secs));
-        let mut collecting = tokio::task::spawn_blocking(move || node.layers.collect_now(grace));
+        let begun = Instant::now();
+        let (grace, step_age) =
+            (params.grace_s.map(Duration::from_secs), params.step_age_s.map(Duration::from_secs));
+        let mut collecting = tokio::task::spawn_blocking(move || node.layers.collect_now(grace, step_age));
         let ended = loop {
             let _ = lines.try_send(CollectEvent::Progress { elapsed_ms: begun.elapsed().as_millis() as u64 });
             if let Ok(ended) = tokio::time::timeout(SIGN_OF_LIFE, &mut collecting).await {

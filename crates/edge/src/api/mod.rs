@@ -85,6 +85,8 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/images/{name}/pull", post(images::pull))
         .route("/v1/layers/{kind}", get(images::list_layers))
         .nest("/v1/layers/{kind}/{name}", layer)
+        .route("/v1/steps/{key}", get(layers::step))
+        .route("/v1/steps/{key}/names/{name}", put(layers::name_step))
         .route("/v1/store/verify", post(layers::verify_store))
         .route("/v1/store/collect", post(layers::collect))
         .route("/v1/nodes", get(nodes::list))

@@ -6,13 +6,16 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use dsec_backend::Quiesce;
 use dsec_image::build::{ANSWERS, Effect, Rules};
+use dsec_image::layer::LayerKind;
 use dsec_model::ErrorKind;
-use dsec_proto::rest::{self, ApiError, PackRequest};
+use dsec_proto::rest::{self, ApiError, ImageSettings, PackRequest};
 use serde_json::json;
 
 use super::{Answer, In, Json, PROJECT, Shared, json as answer};
 use crate::error::{internal, invalid_field};
-use crate::layers::{Pack, parse_kind, parse_name};
+use crate::layers::{Pack, parse_kind, parse_name, parse_step};
+use crate::sandbox::plan::{check_path, check_user};
+use crate::sandbox::run::check_env;
 
 /// Most patterns of one request: each is tried at every name.
 const PATTERNS_MAX: usize = 256;
@@ -23,7 +26,17 @@ pub(super) async fn pack(
     headers: HeaderMap,
     Json(request): Json<PackRequest>,
 ) -> Answer {
-    let (name, kind) = (parse_name(&request.name)?, parse_kind(&request.kind)?);
+    let kind = parse_kind(&request.kind)?;
+    let name = request.name.as_deref().map(parse_name).transpose()?;
+    let step = request.step.as_deref().map(parse_step).transpose()?;
+    if name.is_none() && step.is_none() {
+        return Err(invalid_field(
+            "name",
+            "name is missing, and so is step: the layer could not be found again",
+        )
+        .into());
+    }
+    let config = config(&request, kind)?;
     let rules = rules(&request)?;
     let going_down = || ApiError::new(ErrorKind::Unavailable, "the node is going down and packs nothing");
     // One after the other, of one sandbox and of all: a caller that hangs up here has asked for nothing.
@@ -35,6 +48,8 @@ pub(super) async fn pack(
     let asked = Pack {
         kind,
         name,
+        step,
+        config,
         rules,
         quiesce: match request.quiesce {
             rest::Quiesce::Freeze => Quiesce::StandStill,
@@ -60,6 +75,26 @@ pub(super) async fn pack(
     });
     let packed = packing.await.map_err(|e| internal("the pack met a defect in the edge", &e))??;
     Ok(answer(StatusCode::CREATED, &packed))
+}
+
+/// What the image is to say of itself.
+fn config(request: &PackRequest, kind: LayerKind) -> Result<ImageSettings, ApiError> {
+    let Some(config) = &request.config else { return Ok(ImageSettings::default()) };
+    if kind != LayerKind::Base {
+        return Err(invalid_field("config", format!("config is of an image, and the kind is {kind}")));
+    }
+    check_env(&config.env)?;
+    if let Some(dir) = &config.working_dir {
+        check_path("config.working_dir", dir)?;
+        if !dir.starts_with('/') {
+            let message = format!("config.working_dir is {dir:?}; it must be an absolute path");
+            return Err(invalid_field("config.working_dir", message));
+        }
+    }
+    if let Some(user) = &config.user {
+        check_user("config.user", user)?;
+    }
+    Ok(config.clone())
 }
 
 /// The rules that a request asks for.
@@ -119,6 +154,22 @@ mod tests {
         assert!(rules(&request(json!({ "scrub": [] }))).unwrap().is_empty());
         let answers = rules(&request(json!({ "scrub": [], "answers": ["/solution"] }))).unwrap();
         assert_eq!(answers.len(), 1);
+    }
+
+    #[test]
+    fn what_an_image_says_of_itself_is_checked_and_is_of_an_image() {
+        let checked = |kind, given: serde_json::Value| config(&request(json!({ "config": given })), kind);
+        let all = json!({ "env": { "A": "1" }, "working_dir": "/w", "user": "u" });
+        assert_eq!(checked(LayerKind::Base, all.clone()).unwrap().env["A"], "1");
+        assert_eq!(config(&request(json!({})), LayerKind::Toolkit).unwrap(), ImageSettings::default());
+        for (field, kind, given) in [
+            ("config", LayerKind::Workspace, all),
+            ("env", LayerKind::Base, json!({ "env": { "A=B": "" } })),
+            ("config.working_dir", LayerKind::Base, json!({ "working_dir": "w" })),
+            ("config.user", LayerKind::Base, json!({ "user": "a b" })),
+        ] {
+            assert_eq!(checked(kind, given).unwrap_err().0.detail["field"], field);
+        }
     }
 
     #[test]

@@ -89,13 +89,19 @@ impl Layers {
         })
     }
 
-    /// Removes from the store what is older than `grace` and nothing refers to. Blocks, on a thread of a runtime that may.
+    /// Removes from the store what is older than `grace` and nothing refers to, steps of recipes that were not used for `step_age`
+    /// among it. Blocks, on a thread of a runtime that may.
     ///
     /// # Errors
     /// The store does not answer.
-    pub fn collect_now(&self, grace: Option<Duration>) -> Result<Collected, ApiError> {
+    pub fn collect_now(
+        &self,
+        grace: Option<Duration>,
+        step_age: Option<Duration>,
+    ) -> Result<Collected, ApiError> {
         let mut settings = CollectSettings::default();
         settings.grace = grace.unwrap_or(settings.grace);
+        settings.step_age = step_age.unwrap_or(settings.step_age);
         let mut collector = Collector::new(&self.store, settings);
         tokio::runtime::Handle::current().block_on(collector.run()).map_err(|e| store_failed(&e))
     }

@@ -21,6 +21,7 @@ mod prefetch;
 mod publish;
 mod pull;
 mod ready;
+mod steps;
 mod work;
 
 use std::collections::{BTreeSet, HashMap};
@@ -30,7 +31,7 @@ use std::time::{Duration, Instant};
 
 use dsec_backend::container::{LAYERS_MAX, Layer};
 use dsec_image::ImageConfig;
-use dsec_image::layer::{LayerId, LayerKind};
+use dsec_image::layer::{Digest, LayerId, LayerKind};
 use dsec_model::{ErrorKind, SandboxId};
 use dsec_proto::rest::{ApiError, CreateSandboxRequest, SandboxLayer};
 use dsec_store::{CollectSettings, Collected, Collector, Lease, Store, StoreSettings};
@@ -42,6 +43,7 @@ pub use import::{Import, Origin};
 pub use names::{parse_kind, parse_name};
 pub use pack::Pack;
 pub use pull::{Fetched, Pull};
+pub use steps::parse_step;
 pub use work::room_for;
 
 use crate::error::{internal, invalid_field, store_failed};
@@ -271,7 +273,10 @@ impl Layers {
         let mut ids = Vec::new();
         let mut shown: Vec<SandboxLayer> = Vec::new();
         for (field, kind, name) in wanted(request)? {
-            let id = self.resolve(field, kind, name).await?;
+            let id = match step_key(field, name) {
+                Some(key) => self.resolve_step(&key).await?,
+                None => self.resolve(field, kind, name).await?,
+            };
             if let Some(at) = ids.iter().position(|known| *known == id) {
                 let message = format!("{name} is the same layer as {}; name it once", shown[at].name);
                 return Err(invalid_field(field, message));
@@ -406,6 +411,11 @@ fn wanted(request: &CreateSandboxRequest) -> Result<Vec<(&'static str, LayerKind
         other => (other, None),
     };
     Ok(std::iter::once(base).chain(below).chain(toolkits).chain(above).collect())
+}
+
+/// The key of a step that `workspace` names: `step/KEY`.
+fn step_key(field: &str, name: &str) -> Option<Digest> {
+    name.strip_prefix(steps::PREFIX).filter(|_| field == "workspace")?.parse().ok()
 }
 
 /// What `workspace` names: `snapshot/NAME` a snapshot, `workspace/NAME` and any other name a workspace.

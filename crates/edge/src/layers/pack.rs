@@ -21,26 +21,27 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use dsec_backend::Quiesce;
-use dsec_image::ImportLimits;
 use dsec_image::build::{
     Denied, Donors, Effect, FileIndex, Hidden, LeftOut, MergeError, PackedUpper, Previous, Rules, Upper,
     Workshop, add_up, from_upper, has_redirects, look_for_denied, mark_whiteouts, merge, resolve_redirects,
     shadowed, sift,
 };
 use dsec_image::erofs::{Content as Entry, LayerTree, Timestamp};
-use dsec_image::layer::{BlobId, LayerId, LayerKind, LayerRef, Manifest, Parent, ParentRole, Source};
+use dsec_image::layer::{BlobId, Digest, LayerId, LayerKind, LayerRef, Manifest, Parent, ParentRole, Source};
+use dsec_image::{ImageConfig, ImportLimits};
 use dsec_model::ErrorKind;
-use dsec_proto::rest::{self, ApiError, LaunchPhase, Packed, Sandbox};
+use dsec_proto::rest::{self, ApiError, ImageSettings, LaunchPhase, Packed, Sandbox};
 use dsec_store::StoreError;
 
 use super::publish::{About, Session, Sink};
 use super::work::room_for;
-use super::{Layers, names};
+use super::{Layers, names, steps};
 use crate::clock::micros;
 use crate::error::{
     denied, internal, no_room_for_layer, not_running, pack_failed, snapshot_failed, store_failed,
 };
 use crate::sandbox::Grip;
+use crate::sandbox::plan::env_over;
 use crate::sandbox::record;
 
 /// Bytes of file indexes of layers that are kept in memory for the next pack: of a million and a half files.
@@ -58,7 +59,11 @@ pub struct Pack {
     /// What the layer is for.
     pub kind: LayerKind,
     /// Its name, with a tag to put on it or a version to give it.
-    pub name: LayerRef,
+    pub name: Option<LayerRef>,
+    /// The key of the recipe's step that it is found by.
+    pub step: Option<Digest>,
+    /// Of a base: what it says of itself, over what the sandbox's image says.
+    pub config: ImageSettings,
     /// What is left out, and what is denied.
     pub rules: Rules,
     /// What the sandbox does meanwhile.
@@ -192,7 +197,7 @@ impl Job<'_> {
         let (scrubbed, excluded) =
             made.left_out.into_iter().partition::<Vec<_>, _>(|l| l.effect == Effect::Scrub);
         Ok(Packed {
-            layer: self.layers.show(names::shown(&self.asked.name), &id, &manifest),
+            layer: self.layers.show(self.shown_name(), &id, &manifest),
             new_bytes,
             stored_bytes: self.session.built_bytes() + manifest.metadata.size,
             scrubbed: scrubbed.into_iter().map(shown).collect(),
@@ -377,11 +382,34 @@ impl Job<'_> {
         };
         let mut draft = self.session.draft(tree, about)?;
         if asked.kind == LayerKind::Base {
-            draft.manifest.config = lowers.iter().find_map(|lower| lower.manifest.config.clone());
+            let config = lowers.iter().find_map(|lower| lower.manifest.config.clone());
+            draft.manifest.config = config.map(|config| self.config_over(config));
         }
         let manifest = draft.manifest.clone();
-        let id = self.session.name(draft, files, &asked.name)?;
+        let id = match &asked.name {
+            Some(name) => self.session.name(draft, files, name)?,
+            None => self.session.finish(draft, files).map_err(|e| store_failed(&e))?,
+        };
+        if let Some(step) = &asked.step {
+            self.session.wait(self.layers.store.put_step(step, id)).map_err(|e| store_failed(&e))?;
+        }
         Ok((id, manifest))
+    }
+
+    fn config_over(&self, mut config: ImageConfig) -> ImageConfig {
+        let asked = &self.asked.config;
+        config.env = env_over(&config, &asked.env);
+        config.working_dir = asked.working_dir.clone().or(config.working_dir);
+        config.user = asked.user.clone().or(config.user);
+        config
+    }
+
+    fn shown_name(&self) -> String {
+        match (&self.asked.name, &self.asked.step) {
+            (Some(name), _) => names::shown(name),
+            (None, Some(step)) => steps::shown(step),
+            (None, None) => String::new(),
+        }
     }
 
     /// Writes down what this pack stored. While the sandbox is held its directory stays, and when it ends the file goes too.

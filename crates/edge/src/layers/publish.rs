@@ -242,14 +242,7 @@ impl<'a> Session<'a> {
     ) -> Result<LayerId, ApiError> {
         let Draft { metadata, manifest } = draft;
         let id = manifest.id().map_err(|e| internal("the layer's manifest cannot be written", &e))?;
-        let (version, tag) = match &name.select {
-            Select::Version(version) => (version.clone(), Label::latest()),
-            Select::Tag(tag) => {
-                let digits: String = id.to_string().chars().take(VERSION_DIGITS).collect();
-                let version = digits.parse().map_err(|e| internal("a version cannot be made", &e))?;
-                (version, tag.clone())
-            }
-        };
+        let (version, tag) = version_and_tag(&id, name)?;
         self.put_indexes().map_err(|e| store_failed(&e))?;
         let named = self.runtime.block_on(async {
             self.publish.finish(&[], metadata.into(), &manifest, Some((&name.name, &version))).await?;
@@ -283,6 +276,21 @@ impl<'a> Session<'a> {
             if let Err(error) = kept {
                 tracing::warn!(blob = %built.id, error = &error as &dyn std::error::Error, "new content is not cached");
             }
+        }
+    }
+}
+
+/// The version that a name gives a layer, of the layer's id unless the name says one, and the tag that is put on it.
+///
+/// # Errors
+/// None that could be the caller's.
+pub(super) fn version_and_tag(id: &LayerId, name: &LayerRef) -> Result<(Label, Label), ApiError> {
+    match &name.select {
+        Select::Version(version) => Ok((version.clone(), Label::latest())),
+        Select::Tag(tag) => {
+            let digits: String = id.to_string().chars().take(VERSION_DIGITS).collect();
+            let version = digits.parse().map_err(|e| internal("a version cannot be made", &e))?;
+            Ok((version, tag.clone()))
         }
     }
 }

@@ -179,14 +179,19 @@ fn limits(request: &CreateSandboxRequest, defaults: &Limits, node: &Capacity) ->
     })
 }
 
+/// An image's environment with other variables over it, by name.
+pub fn env_over(config: &ImageConfig, over: &BTreeMap<String, String>) -> Vec<String> {
+    let mut env: BTreeMap<&str, &str> = config.env.iter().filter_map(|line| line.split_once('=')).collect();
+    env.extend(over.iter().map(|(key, value)| (key.as_str(), value.as_str())));
+    env.iter().map(|(key, value)| format!("{key}={value}")).collect()
+}
+
 /// Environment of the sandbox's commands: the image's, with the request's over it.
 ///
 /// # Errors
 /// Together they are larger than a command's environment can be.
 pub fn environment(config: &ImageConfig, request: &CreateSandboxRequest) -> Result<Vec<String>, ApiError> {
-    let mut env: BTreeMap<&str, &str> = config.env.iter().filter_map(|line| line.split_once('=')).collect();
-    env.extend(request.env.iter().map(|(key, value)| (key.as_str(), value.as_str())));
-    let env: Vec<String> = env.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    let env = env_over(config, &request.env);
     let bytes: usize = env.iter().map(|line| line.len() + 1).sum();
     // Half is left to the command's own arguments and environment.
     if bytes > run::ARG_BYTES_MAX / 2 {

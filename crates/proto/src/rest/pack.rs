@@ -1,5 +1,7 @@
 //! Making a layer of what a sandbox wrote.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -29,9 +31,14 @@ pub enum Quiesce {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PackRequest {
-    /// Name to give the layer: `name`, `name:tag` or `name@version`.
+    /// Name to give the layer: `name`, `name:tag` or `name@version`. Left out, the layer has only a `step`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "click-built")]
-    pub name: String,
+    pub name: Option<String>,
+    /// Key of a step of a recipe, 64 hexadecimal digits, that the layer is found by at `/v1/steps/{key}`. It keeps the layer for a
+    /// week after its last use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<String>,
     /// `workspace` (what it wrote, with the workspace it started from), `snapshot` (that and its toolkits), `toolkit` (what it
     /// wrote, alone) or `base` (all of it, as an image).
     #[serde(default = "workspace")]
@@ -55,6 +62,24 @@ pub struct PackRequest {
     /// What the sandbox's processes do meanwhile.
     #[serde(default)]
     pub quiesce: Quiesce,
+    /// Of a `base`: what the image says of itself, over what the sandbox's image says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config: Option<ImageSettings>,
+}
+
+/// How commands are run in an image, as far as it is to differ from the one it was made of.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct ImageSettings {
+    /// Environment, over the image's.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// Working directory, absolute.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub working_dir: Option<String>,
+    /// User, by name or `uid[:gid]`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
 }
 
 /// What one rule left out of a layer.
