@@ -63,7 +63,7 @@ impl Ignore {
 
     /// The line of the pattern that leaves a path out, if it is left out. `path` is relative to the directory.
     pub fn leaves_out(&self, path: &str) -> Option<usize> {
-        let names: Vec<&str> = path.split('/').filter(|name| !name.is_empty()).collect();
+        let names: Vec<&str> = path.split('/').filter(|name| !matches!(*name, "" | ".")).collect();
         let covers = |pattern: &&Pattern| (1..=names.len()).any(|end| fits(&pattern.parts, &names[..end]));
         let last = self.patterns.iter().rev().find(covers)?;
         (!last.takes_back).then_some(last.line)

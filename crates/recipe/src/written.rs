@@ -152,7 +152,8 @@ fn install(packages: &[String]) -> Result<String, String> {
     names.dedup();
     let names = names.join(" ");
     Ok(format!(
-        "set -e; \
+        "set -e; trap '[ $? = 0 ] || echo \"packages: sandboxes have no network, so packages and their lists must be \
+         in the base or copied into it\" >&2' EXIT; \
          if command -v apt-get >/dev/null; then export DEBIAN_FRONTEND=noninteractive; apt-get update -qq; \
          apt-get install -y -qq --no-install-recommends {names}; apt-get clean; rm -rf /var/lib/apt/lists/*; \
          elif command -v apk >/dev/null; then apk add --no-cache {names}; \

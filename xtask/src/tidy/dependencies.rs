@@ -73,7 +73,7 @@ const MAY: &[(&str, &[&str])] = &[
     ("dsec-registry", &["dsec-image", "dsec-model"]),
     ("dsec-aether", &["dsec-proto"]),
     ("dsec-control", &["dsec-http", "dsec-model", "dsec-proto"]),
-    ("dsec", &["dsec-model", "dsec-proto"]),
+    ("dsec", &["dsec-model", "dsec-proto", "dsec-recipe"]),
     ("xtask", &[]),
 ];
 

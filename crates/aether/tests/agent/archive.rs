@@ -67,9 +67,10 @@ fn all_that_is_unpacked_becomes_the_owners_that_is_named() {
         ("d/f", EntryType::Regular, "", b"x"),
         ("d/l", EntryType::Symlink, "f", b""),
     ];
-    for (owner, wanted) in [("7:9", "7:9"), ("0:0", "0:0"), ("root", "0:0"), ("", "1000:44")] {
+    let owners = [("a", "7:9", "7:9"), ("b", "0:0", "0:0"), ("c", "root", "0:0"), ("d", "", "1000:44")];
+    for (exec, owner, wanted) in owners {
         unpack_for(&mut edge, "", "/work/owned", owner, &archive(&entries)).unwrap();
-        let seen = edge.run(shell("a", "cd owned && stat -c %u:%g d d/f d/l | sort -u")).out;
+        let seen = edge.run(shell(exec, "cd owned && stat -c %u:%g d d/f d/l | sort -u")).out;
         assert_eq!(seen.trim(), wanted, "{owner}");
     }
     let error = unpack_for(&mut edge, "", "/work/owned", "nobody-here", &archive(&entries)).unwrap_err();

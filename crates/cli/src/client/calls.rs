@@ -385,9 +385,23 @@ impl Client {
     }
 
     /// Clears the store; the answer's body is one `CollectEvent` a line.
-    pub(crate) async fn collect(&self, grace_s: Option<u64>) -> Result<Response, ClientError> {
-        let grace = grace_s.map(|grace_s| ("grace_s", grace_s));
-        self.send(self.layer_request(Method::POST, "/store/collect").query(&grace.as_slice())).await
+    pub(crate) async fn collect(
+        &self,
+        grace_s: Option<u64>,
+        step_age_s: Option<u64>,
+    ) -> Result<Response, ClientError> {
+        let query = [("grace_s", grace_s), ("step_age_s", step_age_s)];
+        self.send(self.layer_request(Method::POST, "/store/collect").query(&query)).await
+    }
+
+    /// What a step of a recipe came to.
+    pub(crate) async fn step(&self, key: &str) -> Result<Image, ClientError> {
+        self.json(self.layer_request(Method::GET, &format!("/steps/{key}"))).await
+    }
+
+    /// Gives what a step came to a name.
+    pub(crate) async fn name_step(&self, key: &str, name: &str) -> Result<Image, ClientError> {
+        self.json(self.layer_request(Method::PUT, &format!("/steps/{key}/names/{}", segment(name)))).await
     }
 
     /// Has the node get a layer from a registry; the answer is an import's.

@@ -64,10 +64,15 @@ pub(crate) fn pieces_of(mut reader: impl Read + Send + 'static) -> Pieces {
 
 /// A directory's content as a tar, made while it is read.
 pub(crate) fn tar_of(dir: PathBuf, owner: Owner) -> Pieces {
+    pieces_by(move |out| write_tar(&dir, owner, out))
+}
+
+/// What is written, piece by piece.
+pub(crate) fn pieces_by(write: impl FnOnce(&mut dyn Write) -> io::Result<()> + Send + 'static) -> Pieces {
     let (sender, receiver) = mpsc::channel(WAITING_MAX);
     std::thread::spawn(move || {
         let mut out = PieceWriter { sender: sender.clone(), held: Vec::with_capacity(PIECE) };
-        let made = write_tar(&dir, owner, &mut out).and_then(|()| out.flush());
+        let made = write(&mut out).and_then(|()| out.flush());
         if let Err(error) = made {
             let _ = sender.blocking_send(Err(error));
         }
@@ -99,7 +104,7 @@ impl Write for PieceWriter {
     }
 }
 
-fn write_tar(dir: &Path, owner: Owner, out: &mut impl Write) -> io::Result<()> {
+fn write_tar(dir: &Path, owner: Owner, out: &mut dyn Write) -> io::Result<()> {
     let mut builder = tar::Builder::new(out);
     let mut rest = sorted(dir)?;
     // Depth first, by name: a parent before what is in it.

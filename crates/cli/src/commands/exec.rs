@@ -33,10 +33,10 @@ Ctrl-C is passed to the command; a second one kills it.";
 pub(crate) const STREAMS: &str = "Input and output";
 /// Bytes kept of each output of a command that is followed: far more than anybody reads, and little
 /// enough that a command gone wild does not fill the node's disk.
-const FOLLOWED_OUTPUT_MAX: u64 = 4 << 30;
+pub(crate) const FOLLOWED_OUTPUT_MAX: u64 = 4 << 30;
 
 /// One wait for a command's end; it is asked again until then.
-const WAIT: Duration = Duration::from_secs(60);
+pub(crate) const WAIT: Duration = Duration::from_secs(60);
 
 /// `dsec exec`.
 #[derive(Debug, Args)]

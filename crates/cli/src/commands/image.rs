@@ -11,6 +11,7 @@ use dsec_proto::rest::{ApiError, Image, ImportEvent, LAYER_BASE};
 use indicatif::ProgressBar;
 
 use super::archive::{Owner, body, pieces_of, tar_of};
+use super::build::{self, BuildArgs};
 use super::layer::{self, ExportArgs, PrefetchArgs, TagArgs};
 use super::pull::{self, RegistryArgs};
 use super::{Context, completion, progress};
@@ -57,6 +58,9 @@ enum ImageCommand {
     /// Take an image in
     #[command(after_help = IMPORT_EXAMPLES)]
     Import(ImportArgs),
+    /// Build an image of a recipe: a recipe.toml or a Dockerfile
+    #[command(after_help = build::EXAMPLES)]
+    Build(Box<BuildArgs>),
     /// List the images
     #[command(after_help = "Examples:\n  dsec image ls\n  dsec image ls --json | jq -r '.[].name'")]
     Ls,
@@ -209,12 +213,15 @@ enum LayerCommand {
     },
     /// Clear the store of what nothing refers to any more, as the nodes do once an hour
     #[command(
-        after_help = "Examples:\n  dsec layer gc\n  dsec layer gc --grace 0s      also what was made a moment ago"
+        after_help = "Examples:\n  dsec layer gc\n  dsec layer gc --grace 0s      also what was made a moment ago\n  dsec layer gc --grace 0s --step-age 0s     and all that builds keep for the next"
     )]
     Gc {
         /// What is younger stays [default: 24h]
         #[arg(long, value_name = "DURATION", value_parser = parse::duration)]
         grace: Option<Duration>,
+        /// Of what builds did, steps that were used since stay [default: 7d]
+        #[arg(long, value_name = "DURATION", value_parser = parse::duration)]
+        step_age: Option<Duration>,
     },
 }
 
@@ -238,6 +245,7 @@ pub(crate) async fn image(context: Context, args: ImageArgs) -> Outcome {
     let context = &context.on(args.on.nodes);
     match args.command {
         ImageCommand::Import(args) => import(context, LAYER_BASE, &args).await,
+        ImageCommand::Build(args) => build::build(context, *args).await,
         ImageCommand::Ls => list(context, LAYER_BASE).await,
         ImageCommand::Rm { names } => remove(context, LAYER_BASE, &names).await,
         ImageCommand::Inspect { name } => inspect(context, LAYER_BASE, &name).await,
@@ -264,7 +272,10 @@ pub(crate) async fn layers(context: Context, args: LayerArgs) -> Outcome {
             let layer = kind.zip(name);
             layer::verify(context, layer.as_ref().map(|(kind, name)| (kind.word(), name.as_str()))).await
         }
-        LayerCommand::Gc { grace } => layer::collect(context, grace.map(|grace| grace.as_secs())).await,
+        LayerCommand::Gc { grace, step_age } => {
+            let seconds = |age: Option<Duration>| age.map(|age| age.as_secs());
+            layer::collect(context, seconds(grace), seconds(step_age)).await
+        }
     }
 }
 
@@ -337,12 +348,16 @@ async fn import(context: &Context, kind: &str, args: &ImportArgs) -> Outcome {
     if context.global.json {
         render::json(&image)?;
     } else if !args.quiet {
-        let size = render::bytes(image.size_bytes);
-        let content = render::bytes(image.content_bytes);
-        let digest = short_digest(&image.digest);
-        render::line(&format!("{}: {} files, {content}; {size} on disk, {digest}", image.name, image.files))?;
+        render::line(&summary(&image))?;
     }
     Ok(0)
+}
+
+/// An image that has come, for a person.
+pub(super) fn summary(image: &Image) -> String {
+    let (size, content) = (render::bytes(image.size_bytes), render::bytes(image.content_bytes));
+    let digest = short_digest(&image.digest);
+    format!("{}: {} files, {content}; {size} on disk, {digest}", image.name, image.files)
 }
 
 async fn upload(context: &Context, kind: &str, args: &ImportArgs, quiet: bool) -> Result<Image, Failure> {
@@ -354,7 +369,8 @@ async fn upload(context: &Context, kind: &str, args: &ImportArgs, quiet: bool) -
     intake(context, response, &bar, quiet).await
 }
 
-async fn intake(
+/// Follows an import to its end.
+pub(super) async fn intake(
     context: &Context,
     response: reqwest::Response,
     upload: &ProgressBar,

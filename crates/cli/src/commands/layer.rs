@@ -208,8 +208,8 @@ pub(super) async fn verify(context: &Context, layer: Option<(&str, &str)>) -> Ou
 }
 
 /// Clears the store of what nothing refers to.
-pub(super) async fn collect(context: &Context, grace_s: Option<u64>) -> Outcome {
-    let response = context.client.collect(grace_s).await?;
+pub(super) async fn collect(context: &Context, grace_s: Option<u64>, step_age_s: Option<u64>) -> Outcome {
+    let response = context.client.collect(grace_s, step_age_s).await?;
     let bar = progress::spinner("collecting", context.global.json);
     let done: Result<Collected, Failure> = last(context, response, "collection", |event| match event {
         CollectEvent::Progress { elapsed_ms } => {

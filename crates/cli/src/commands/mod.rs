@@ -2,6 +2,7 @@
 
 pub(crate) mod archive;
 mod authfile;
+pub(crate) mod build;
 pub(crate) mod completion;
 pub(crate) mod cp;
 pub(crate) mod create;

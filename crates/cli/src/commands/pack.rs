@@ -26,7 +26,7 @@ Patterns: * and ? match no slash, ** any number of directories; with a slash at 
 the root, else at any depth; with one at the end they match directories only.";
 
 /// How long a pack may take unless `--timeout` says: a disk's worth of files.
-const PACK_MAX: Duration = Duration::from_secs(1800);
+pub(crate) const PACK_MAX: Duration = Duration::from_secs(1800);
 
 /// What the sandbox does meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

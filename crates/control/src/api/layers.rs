@@ -75,7 +75,7 @@ pub async fn tag(call: Call) -> Reply {
     params(("key" = String, Path, description = "Its key, as `step` of a pack gave it.")),
     responses((status = 200, description = "The layer.", body = Image)))]
 pub async fn step(call: Call) -> Reply {
-    on_the_only_node(call).await
+    on_one_node(call, BodyKind::Raw).await
 }
 
 /// Gives the layer of a step a name of its kind: of an image, a name for sandboxes to start from.
@@ -84,7 +84,7 @@ pub async fn step(call: Call) -> Reply {
         ("name" = String, Path, description = "`name`, `name:tag` or `name@version`, percent-encoded.")),
     responses((status = 200, description = "The layer under its name.", body = Image)))]
 pub async fn name_step(call: Call) -> Reply {
-    on_the_only_node(call).await
+    on_one_node(call, BodyKind::Raw).await
 }
 
 /// Reads all layers of the store whole and checks every digest.

@@ -26,7 +26,8 @@ pub struct CreateSandboxRequest {
     /// Name of an imported image.
     #[schema(example = "debian")]
     pub container_image: String,
-    /// Layer over the image: a workspace, or the snapshot of a sandbox, as `name`, `name:tag` or `name@version`.
+    /// Layer over the image: a workspace, or the snapshot of a sandbox, as `name`, `name:tag` or `name@version`; or `step/KEY`, what a
+    /// step of a recipe came to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "click")]
     pub workspace: Option<String>,
