@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use clap::Args;
 use dsec_model::ErrorKind;
-use dsec_proto::rest::{CreateSandboxRequest, Image, ImageSettings, LAYER_BASE};
+use dsec_proto::rest::{BACKEND_CONTAINER, CreateSandboxRequest, Image, ImageSettings, LAYER_BASE};
 use dsec_recipe::{Action, Base, Key, Plan, Planned, Recipe, Step, plan};
 use serde::Serialize;
 use serde_json::json;
@@ -368,6 +368,7 @@ impl<'a> Builder<'a> {
     async fn bench(&self, ground: &Ground, below: Option<&Key>, step: String) -> Result<Workbench<'a>, Stop> {
         let name: String = self.args.name.chars().take(128).collect();
         let request = CreateSandboxRequest {
+            backend: BACKEND_CONTAINER.to_owned(),
             container_image: ground.name.clone(),
             workspace: below.map(|key| format!("step/{key}")),
             memory_limit_mb: self.args.memory,

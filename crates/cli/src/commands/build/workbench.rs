@@ -177,6 +177,7 @@ impl<'a> Workbench<'a> {
     pub(super) async fn copy(&self, copied: Copied) -> Result<(), Failure> {
         let Copied { content, to, owner, mode } = copied;
         let to_directory = to.ends_with('/')
+            || to.ends_with("/.")
             || content.len() > 1
             || content.iter().any(|(content, _)| content.file_name.is_none())
             || self.find(&to).await? == Found::Directory;
@@ -327,8 +328,8 @@ fn add_directories(archive: &mut tar::Builder<impl Write>, missing: &[PathBuf]) 
 
 fn last_output(exec: &Exec) -> String {
     let both = [&exec.stdout, &exec.stderr].into_iter().flatten().map(String::as_str).collect::<String>();
-    let from = both.len().saturating_sub(OUTPUT_TOLD);
-    both[both.ceil_char_boundary(from)..].to_owned()
+    let from = (both.len().saturating_sub(OUTPUT_TOLD)..).find(|at| both.is_char_boundary(*at));
+    both[from.unwrap_or(both.len())..].to_owned()
 }
 
 #[cfg(test)]
