@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from libdsec.sync import DSecClient
 
-from platform_under_test import BIN, IMAGE, Platform, leftovers, until
-from registry import Layer, registry, tar
+from platform_under_test import BIN, IMAGE, Platform, leftovers, tar, until
+from registry import Layer, registry
 
 DOCKERFILE = f"""\
 # What every test that needs some image builds.
