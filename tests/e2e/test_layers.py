@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
 import os
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -58,6 +62,42 @@ def test_the_same_archive_is_the_same_layer(shared: Platform) -> None:
     assert {info.name for info in client.toolkits.list()} >= {"same", "same:2", "same:3"}
     for name in ("same", "same:2", "same:3"):
         client.toolkits.remove(name)
+
+
+def docker_archive(layers: list[bytes]) -> bytes:
+    """An image as `docker save` writes it."""
+    ids = [hashlib.sha256(layer).hexdigest() for layer in layers]
+    rootfs = {"type": "layers", "diff_ids": [f"sha256:{it}" for it in ids]}
+    config = json.dumps({"architecture": "amd64", "os": "linux", "config": {}, "rootfs": rootfs}).encode()
+    config_name, names = f"{hashlib.sha256(config).hexdigest()}.json", [f"{it}/layer.tar" for it in ids]
+    manifest = json.dumps([{"Config": config_name, "RepoTags": [], "Layers": names}]).encode()
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        for name, content in zip([config_name, "manifest.json", *names], [config, manifest, *layers], strict=True):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return made.getvalue()
+
+
+def test_an_image_of_127_layers_runs(shared: Platform) -> None:
+    programs = io.BytesIO()
+    with tarfile.open(fileobj=programs, mode="w") as archive:
+        archive.add("/bin/busybox", "bin/busybox")
+        for applet in ("sh", "head"):
+            link = tarfile.TarInfo(f"bin/{applet}")
+            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+            archive.addfile(link)
+    # Long enough not to lie beside its inode: each layer's content is a device of the mount.
+    long = [f"{number}\n" * 3000 for number in range(126)]
+    layers = [programs.getvalue(), *(tar({f"own/{n}": text, "shared/last": text}) for n, text in enumerate(long))]
+    client = shared.client()
+    client.images.import_("many", docker_archive(layers))
+    assert len(json.loads(shared.dsec("image", "inspect", "many").stdout)["blobs"]) == 127
+    with client.run_container(DSecContainerRunArgs(container_image="many")) as sandbox:
+        seen = sandbox.run_shell("for f in /own/0 /own/64 /own/125 /shared/last; do head -n 1 $f; done")
+        assert seen.stdout == "0\n64\n125\n125\n"
+    client.images.remove("many")
 
 
 def test_a_layer_that_is_not_there_is_named_and_nothing_is_left(shared: Platform) -> None:

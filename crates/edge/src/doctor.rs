@@ -59,6 +59,19 @@ pub fn own(aether: &Path, fill: &Path, state_dir: &Path) -> Vec<Feature> {
     ]
 }
 
+/// The layer store: what is wrong with it, if anything is.
+pub fn store(url: &str, problem: Option<String>) -> Feature {
+    let (state, found, remedy) = match problem {
+        None => (FeatureState::Works, format!("{url} answers"), String::new()),
+        Some(problem) => {
+            let remedy = "see that it is mounted or its server runs; the node takes it up when it answers";
+            (FeatureState::Missing, format!("{url} is away: {problem}"), remedy.to_owned())
+        }
+    };
+    let purpose = "has the layers that sandboxes are made of".to_owned();
+    Feature { name: "store".to_owned(), purpose, state, found, remedy }
+}
+
 /// The nearest directory that is there, unless its file system cannot hold mounted images.
 /// Source: measured, file-backed EROFS on overlayfs and EROFS fails with ENOTBLK.
 fn nearest(dir: &Path) -> Result<&Path, String> {

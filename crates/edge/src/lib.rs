@@ -36,3 +36,7 @@ pub mod sandbox;
 pub mod server;
 pub mod shutdown;
 pub mod sockets;
+
+/// Threads that may block at once: launches, clean-ups and file content. More would not make a node's
+/// few cores faster, fewer would let slow disks starve launches.
+pub const BLOCKING_THREADS: usize = 256;

@@ -21,11 +21,11 @@ use dsec_edge::server::{Socket, serve};
 use dsec_edge::shutdown::{self, Progress};
 use dsec_edge::{doctor, remote};
 use dsec_proto::rest::{Feature, FeatureState};
+use dsec_store::{Store, StoreSettings};
 use futures_util::StreamExt as _;
 
-/// Threads that may block at once: launches, clean-ups and file content. More would not make a node's
-/// few cores faster, fewer would let slow disks starve launches.
-const BLOCKING_THREADS: usize = 256;
+/// How long `doctor` waits for the layer store.
+const STORE_LOOK_MAX: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// The node agent of dsec: runs the node's sandboxes.
 #[derive(Parser)]
@@ -91,7 +91,7 @@ fn log_to_stderr(default: &str) {
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .enable_all()
-        .max_blocking_threads(BLOCKING_THREADS)
+        .max_blocking_threads(dsec_edge::BLOCKING_THREADS)
         .build()
         .context("the async runtime cannot be started")
 }
@@ -209,10 +209,34 @@ fn down(config: &Path) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// What keeps the store from being used. One that the first edge is going to make is none.
+fn store_problem(settings: &StoreSettings) -> anyhow::Result<Option<String>> {
+    let path = settings.url.strip_prefix("file://").unwrap_or(&settings.url);
+    if settings.create && !Path::new(path).exists() {
+        return Ok(None);
+    }
+    let runtime = runtime()?;
+    let settings = settings.clone();
+    let opened = runtime.block_on(async {
+        // A directory whose server is gone may keep its thread for ever.
+        let open = move || tokio::runtime::Handle::current().block_on(Store::open(&settings));
+        tokio::time::timeout(STORE_LOOK_MAX, tokio::task::spawn_blocking(open)).await
+    });
+    runtime.shutdown_background();
+    Ok(match opened {
+        Ok(opened) => opened?.err().map(|error| format!("{:#}", anyhow::Error::from(error))),
+        Err(_) => Some(format!("it did not answer within {} s", STORE_LOOK_MAX.as_secs())),
+    })
+}
+
 fn check(config: Option<&Path>, state_dir: &Path, json: bool) -> anyhow::Result<ExitCode> {
     log_to_stderr("error");
     let mut features = match config.map(Config::load).transpose()? {
-        Some(config) => doctor::own(&config.aether, &config.fill, &config.state_dir),
+        Some(config) => {
+            let mut own = doctor::own(&config.aether, &config.fill, &config.state_dir);
+            own.push(doctor::store(&config.store.url, store_problem(&config.store)?));
+            own
+        }
         None => {
             let exe = std::env::current_exe()?;
             doctor::own(&exe.with_file_name("dsec-aether"), &exe.with_file_name("dsec-fill"), state_dir)

@@ -15,6 +15,8 @@ const TICK: Duration = Duration::from_secs(2);
 /// Every how many ticks also sandboxes that look idle are looked at: a process in the background may
 /// write. 30 s.
 const ALL_EVERY: u64 = 15;
+/// Every how many ticks it is looked whether content has room. 10 s.
+const ROOM_EVERY: u64 = 5;
 /// A last use is written down when the one on disk is older than this, ms: it bounds what a `kill -9`
 /// of the edge can lose.
 const LAST_USE_STALE_MS: u64 = 10_000;
@@ -40,8 +42,12 @@ pub async fn run(node: Weak<Node>) {
         if everything {
             node.registry.expire();
             node.keys.retain(|id| node.registry.find(id).is_some());
+            node.layers.look_at_store();
             node.layers.keep_hold().await;
             node.layers.trim().await;
+        }
+        if tick.is_multiple_of(ROOM_EVERY) {
+            node.layers.make_room().await;
         }
         let mut taken = std::mem::take(&mut seen);
         let looked = tokio::task::spawn_blocking(move || {

@@ -69,7 +69,7 @@ impl Node {
             EndedLog::open(&config.state_dir).map_err(|e| internal("ended.jsonl cannot be read", &e))?;
         let backend = Arc::clone(&launch);
         let node = config.node.to_string();
-        let layers = Layers::open(&config.state_dir, &node, &config.store, content, backend).await?;
+        let layers = Layers::open(&config.state_dir, &node, &config.store, content, backend)?;
         let node = Arc::new(Self {
             room: Room::new(capacity(&*launch)?, config.max_sandboxes),
             layers,
@@ -94,9 +94,10 @@ impl Node {
             node.registry.insert(handle);
         }
         adopt::all(&node).await?;
-        node.layers.keep_hold().await;
+        node.layers.take_up().await?;
         tokio::spawn(maintenance::run(Arc::downgrade(&node)));
         tokio::spawn(Arc::clone(&node.layers).collect());
+        tokio::spawn(Arc::clone(&node.layers).tell_idle());
         tokio::spawn(sockets::run(Arc::downgrade(&node)));
         let probed = Arc::downgrade(&node);
         let backend = Arc::clone(&node.launch);
@@ -107,6 +108,15 @@ impl Node {
             }
         });
         Ok(node)
+    }
+
+    /// What shapes what it can do; nothing until the host has been tried.
+    fn features(&self) -> Vec<Feature> {
+        let mut features = self.features.read().unwrap_or_else(PoisonError::into_inner).clone();
+        if !features.is_empty() {
+            features.push(self.layers.store_feature());
+        }
+        features
     }
 
     /// From now on no sandbox is taken.
@@ -156,8 +166,8 @@ impl Node {
             capacity: self.room.capacity(),
             usage,
             backends: vec![BACKEND_CONTAINER.to_owned()],
-            store: self.layers.store_id().to_owned(),
-            features: self.features.read().unwrap_or_else(PoisonError::into_inner).clone(),
+            store: self.layers.store_id(),
+            features: self.features(),
         })
     }
 }

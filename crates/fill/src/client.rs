@@ -9,7 +9,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::protocol::{BlobStats, Fetched, LINE_MAX, LOOK_MAX, Request, Response, Stats};
+use crate::protocol::{BlobStats, Fetched, LINE_MAX, LOOK_MAX, Request, Response, Room, Stats};
 use crate::trace::{Trace, TraceError};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -229,6 +229,14 @@ impl Client {
             known.extend(expect!(self.call(&request).await?, Response::Looked(known) => known)?);
         }
         Ok(known)
+    }
+
+    /// What the cache has room for.
+    ///
+    /// # Errors
+    /// As [`Self::call`].
+    pub async fn room(&self) -> Result<Room, ClientError> {
+        expect!(self.call(&Request::Room).await?, Response::Room(room) => room)
     }
 
     /// Has a new worker take over.

@@ -14,7 +14,9 @@ use tokio::sync::{Notify, Semaphore};
 
 use crate::cache::{Cache, LetGo, Mark, Stored};
 use crate::engine::{Blob, Engine, FillError};
-use crate::protocol::{BlobStats, CONNECTIONS_MAX, Fetched, LINE_MAX, LOOK_MAX, Request, Response, Stats};
+use crate::protocol::{
+    BlobStats, CONNECTIONS_MAX, Fetched, LINE_MAX, LOOK_MAX, Request, Response, Room, Stats,
+};
 use crate::source::with_causes;
 use crate::trace::Trace;
 
@@ -134,6 +136,7 @@ impl Control {
             Request::Evict { blob } => self.evict(blob).await,
             Request::Stats => Ok(Response::Stats(self.stats())),
             Request::Look { blobs } => self.look(blobs).await,
+            Request::Room => self.room().await,
             Request::Replace | Request::Shutdown => Ok(Response::Done),
         };
         done.unwrap_or_else(|error| {
@@ -306,6 +309,22 @@ impl Control {
             Ok(Response::Looked(known))
         })
         .await
+    }
+
+    async fn room(&self) -> Result<Response, FillError> {
+        let engine = self.engine.clone();
+        let look = move || {
+            let cache = engine.cache();
+            Room {
+                budget_bytes: cache.budget(),
+                used_bytes: cache.used_bytes(),
+                kept_bytes: cache.kept_bytes(),
+            }
+        };
+        match tokio::task::spawn_blocking(look).await {
+            Ok(room) => Ok(Response::Room(room)),
+            Err(error) => Ok(refused(format!("the cache was not looked through: {error}"))),
+        }
     }
 
     fn stats(&self) -> Stats {

@@ -83,11 +83,13 @@ pub enum Request {
     },
     /// What was done, and what is here, over all blobs.
     Stats,
-    /// The same of each of these blobs that is known here.
+    /// What was done, and what is here, of each of these blobs that is known here.
     Look {
         /// Which; at most [`LOOK_MAX`].
         blobs: Vec<BlobId>,
     },
+    /// What the cache has room for. It looks at every blob.
+    Room,
     /// Ends this worker for a new one of the program as it is now. Readers wait, none fails.
     Replace,
     /// Ends the worker and the holder, and unmounts. What still stands on the mount reads errors from then on.
@@ -127,6 +129,8 @@ pub enum Response {
     Stats(Stats),
     /// To `look`.
     Looked(Vec<BlobStats>),
+    /// To `room`.
+    Room(Room),
     /// It did not work.
     Error {
         /// What was asked, found, and can be done.
@@ -179,6 +183,17 @@ pub struct BlobStats {
     /// Everything else.
     #[serde(flatten)]
     pub counts: Counts,
+}
+
+/// What the cache has room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Room {
+    /// Content that it may take.
+    pub budget_bytes: u64,
+    /// Content that is here.
+    pub used_bytes: u64,
+    /// Of this, what may not go: it is mounted directly or pinned.
+    pub kept_bytes: u64,
 }
 
 #[cfg(test)]

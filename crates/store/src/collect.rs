@@ -192,6 +192,19 @@ impl Collector {
         Ok(collected)
     }
 
+    /// Of these layers, those that no name stands for, nor for any above them. Who holds one of them and does not use it is to let
+    /// go of it: nobody will ask for it.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn unnamed(&mut self, layers: Vec<LayerId>) -> Result<Vec<LayerId>, StoreError> {
+        if layers.is_empty() {
+            return Ok(layers);
+        }
+        let named = self.marks.named().await?;
+        Ok(layers.into_iter().filter(|id| !named.contains(id)).collect())
+    }
+
     async fn remove_leases_and_lists(&self) -> Result<u64, StoreError> {
         let mut removed = Leases::read(&self.store).await?.remove_run_out(&self.store).await?;
         let now_ms = self.store.now_ms().await?;

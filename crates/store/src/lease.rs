@@ -1,17 +1,21 @@
 //! Leases: what somebody is using or publishing right now, so that a collection leaves it.
 //!
 //! ```text
-//! leases/<id>.alive               who holds it and for how long; written again by a task, dated by the store
-//! leases/<id>.hold.<key, / as +>  one object that is held
+//! leases/<id>.alive                        who holds it and for how long; written again by a task, dated by the store
+//! leases/<id>.hold.<number>.<key, / as +>  one object that is held
+//! leases/<id>.idle.<number>.<key, / as +>  says of that hold that nobody uses what it holds now
 //! ```
 //!
-//! A hold is an object of its own and is never changed, so that holding more neither rewrites a list nor waits for another hold. A
+//! A hold is an object of its own and is never changed, so that holding more neither rewrites a list nor waits for another hold. Its
+//! number is random and never used again: a removal of it that arrives late finds nothing, not a newer hold of the same object. A
 //! hold counts as long as its lease is not known to have run out; collectors give a lease twice its time. A lease that cannot be read
 //! counts too, for two hours: its holder may be alive, and writes it anew.
+//!
+//! An **idle** hold keeps its object from collections as any other, so its holder may use it again without asking. It does not keep a
+//! name from being removed: its holder is to let go when no name is left ([`crate::Collector::unnamed`]).
 
-use std::collections::BTreeMap;
-use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -44,14 +48,36 @@ struct Alive {
     ttl_ms: u64,
 }
 
+/// A hold, as its holder knows it.
+#[derive(Debug)]
+struct Held {
+    /// Where it lies.
+    object: String,
+    /// It was seen that no collection is about to remove what it holds.
+    is_settled: bool,
+    /// Whether the store was told that nobody uses what it holds; `None` while it is not known what it was told.
+    is_idle: Option<bool>,
+    /// Locked by whoever tells it: two that tell at once might leave it told either.
+    telling: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl Held {
+    fn new(object: String) -> Self {
+        Self { object, is_settled: false, is_idle: Some(false), telling: Arc::default() }
+    }
+}
+
 /// A lease, renewed until it is released or dropped. Dropped, it runs out by itself.
 #[derive(Debug)]
 pub struct Lease {
     store: Store,
     id: String,
     ttl: Duration,
-    held: Mutex<HashSet<String>>,
-    /// Of these, objects that a void list named.
+    /// By the key of what is held.
+    held: Mutex<HashMap<String, Held>>,
+    /// Holds that stand for nothing any more and may still be there.
+    doomed: Mutex<Vec<Held>>,
+    /// Of what is held, what a void list named.
     late: Mutex<HashSet<String>>,
     /// When the last renewal that succeeded was begun; `None` once it was lost.
     renewed: Arc<Mutex<Option<Instant>>>,
@@ -74,7 +100,7 @@ impl Lease {
         let begun = Instant::now();
         let alive = json(&Alive { holder: holder.to_owned(), ttl_ms: ttl.as_millis() as u64 });
         store.put_brief(&alive_key(&id), alive.clone(), PutMode::Create).await?;
-        Ok(Self::running(store, id, alive, ttl, HashSet::new(), begun))
+        Ok(Self::running(store, id, alive, ttl, HashMap::new(), begun))
     }
 
     /// Goes on with a lease that this holder's last process had, with all that it holds.
@@ -89,7 +115,10 @@ impl Lease {
         let alive = all.alive.get(id).filter(|alive| !alive.has_run_out).ok_or_else(lost)?;
         let bytes = json(&Alive { holder: alive.holder.clone(), ttl_ms: ttl.as_millis() as u64 });
         renew(store, id, bytes.clone()).await?;
-        let held = all.holds.iter().filter(|hold| hold.lease == id).map(|hold| hold.key.clone()).collect();
+        // Whether that process got as far as to look at collections is not known.
+        let held = |hold: Hold| Held { is_idle: Some(hold.is_idle), ..Held::new(hold.object) };
+        let own = all.holds.into_iter().filter(|hold| hold.lease == id);
+        let held = own.map(|hold| (hold.key.clone(), held(hold))).collect();
         Ok(Self::running(store, id.to_owned(), bytes, ttl, held, begun))
     }
 
@@ -98,7 +127,7 @@ impl Lease {
         id: String,
         alive: Bytes,
         ttl: Duration,
-        held: HashSet<String>,
+        held: HashMap<String, Held>,
         begun: Instant,
     ) -> Self {
         let renewed = Arc::new(Mutex::new(Some(begun)));
@@ -108,6 +137,7 @@ impl Lease {
             id,
             ttl,
             held: Mutex::new(held),
+            doomed: Mutex::default(),
             late: Mutex::default(),
             renewed,
             renewer,
@@ -155,15 +185,51 @@ impl Lease {
         }
     }
 
+    /// Tells the store whether anybody uses a layer that is held, unless it knows.
+    ///
+    /// # Errors
+    /// [`StoreError`]; it is to be told again.
+    pub async fn tell_idle(&self, layer: &LayerId, is_idle: bool) -> Result<(), StoreError> {
+        let key = key::layer(layer);
+        let Some(telling) = self.held().get(&key).map(|held| Arc::clone(&held.telling)) else {
+            return Ok(());
+        };
+        let _turn = telling.lock().await;
+        let object = match self.held().get_mut(&key) {
+            Some(held) if held.is_idle != Some(is_idle) => {
+                held.is_idle = None;
+                held.object.clone()
+            }
+            _ => return Ok(()),
+        };
+        match is_idle {
+            true => self.store.put_brief(&idle_of(&object), MARK, PutMode::Create).await?,
+            false => self.store.delete(&idle_of(&object)).await?,
+        }
+        if let Some(held) = self.held().get_mut(&key).filter(|held| held.object == object) {
+            held.is_idle = Some(is_idle);
+        }
+        Ok(())
+    }
+
     /// Lets go of a layer. Whoever uses it several times counts, and calls this at the last.
     ///
     /// # Errors
-    /// [`StoreError`]; the lease then still holds it.
+    /// [`StoreError`]; the store may keep it for this lease until another layer is let go of.
     pub async fn release_layer(&self, layer: &LayerId) -> Result<(), StoreError> {
         let key = key::layer(layer);
-        self.store.delete(&hold_key(&self.id, &key)).await?;
         self.late.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+        // A removal that failed may still arrive: whoever wants the layer from now on needs a new hold.
+        let Some(held) = self.held().remove(&key) else { return Ok(()) };
+        let mut doomed = std::mem::take(&mut *self.doomed());
+        doomed.push(held);
+        while let Some(held) = doomed.pop() {
+            if let Err(error) = self.remove_hold(&held).await {
+                doomed.push(held);
+                self.doomed().append(&mut doomed);
+                return Err(error);
+            }
+        }
         Ok(())
     }
 
@@ -174,14 +240,30 @@ impl Lease {
     pub async fn release(&self) -> Result<(), StoreError> {
         self.renewer.abort();
         *self.renewed.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        let held = std::mem::take(&mut *self.held.lock().unwrap_or_else(PoisonError::into_inner));
-        let let_go = |key: String| async move { self.store.delete(&hold_key(&self.id, &key)).await };
-        futures_util::stream::iter(held)
+        let held = std::mem::take(&mut *self.held());
+        let doomed = std::mem::take(&mut *self.doomed());
+        let let_go = |held: Held| async move { self.remove_hold(&held).await };
+        futures_util::stream::iter(held.into_values().chain(doomed))
             .map(let_go)
             .buffer_unordered(collect::REQUESTS_MAX)
             .try_collect::<Vec<()>>()
             .await?;
         self.store.delete(&alive_key(&self.id)).await
+    }
+
+    async fn remove_hold(&self, held: &Held) -> Result<(), StoreError> {
+        if held.is_idle != Some(false) {
+            self.store.delete(&idle_of(&held.object)).await?;
+        }
+        self.store.delete(&held.object).await
+    }
+
+    fn doomed(&self) -> MutexGuard<'_, Vec<Held>> {
+        self.doomed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn held(&self) -> MutexGuard<'_, HashMap<String, Held>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether what is held is still safe.
@@ -200,11 +282,19 @@ impl Lease {
     /// there, and what is put there stays. The argument is in [`collect`].
     pub(crate) async fn settle(&self, key: &str) -> Result<(), StoreError> {
         self.check()?;
-        let known = self.held.lock().unwrap_or_else(PoisonError::into_inner).contains(key);
-        if known {
-            return Ok(());
-        }
-        self.store.put_brief(&hold_key(&self.id, key), Bytes::from_static(b"x"), PutMode::Create).await?;
+        let object = {
+            let mut all = self.held();
+            match all.get(key) {
+                Some(held) if held.is_settled => return Ok(()),
+                Some(held) => held.object.clone(),
+                None => {
+                    let object = hold_key(&self.id, &random()?, key);
+                    all.insert(key.to_owned(), Held::new(object.clone()));
+                    object
+                }
+            }
+        };
+        self.store.put_brief(&object, MARK, PutMode::Create).await?;
         loop {
             match collect::outlook(&self.store, key).await? {
                 Outlook::Stays => break,
@@ -216,14 +306,19 @@ impl Lease {
             }
             self.check()?;
         }
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_owned());
+        if let Some(held) = self.held().get_mut(key).filter(|held| held.object == object) {
+            held.is_settled = true;
+        }
         Ok(())
     }
 }
 
 impl Lease {
     /// Looks whether what is held and was named by a void list is still there: a removal may have been later than any should be.
-    pub(crate) async fn look_again(&self) -> Result<(), StoreError> {
+    ///
+    /// # Errors
+    /// `Unavailable` names what is gone: trying again publishes it, or says that it is not there.
+    pub async fn look_again(&self) -> Result<(), StoreError> {
         let late = self.late.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for key in late {
             if self.store.head(&key).await?.is_none() {
@@ -284,8 +379,18 @@ fn alive_key(id: &str) -> String {
     format!("{}/{id}.alive", key::LEASES)
 }
 
-fn hold_key(id: &str, key: &str) -> String {
-    format!("{}/{id}.hold.{}", key::LEASES, key.replace('/', "+"))
+/// What lies in a hold: its name says it all.
+const MARK: Bytes = Bytes::from_static(b"x");
+const HOLD: &str = ".hold.";
+const IDLE: &str = ".idle.";
+
+fn hold_key(id: &str, number: &str, key: &str) -> String {
+    format!("{}/{id}{HOLD}{number}.{}", key::LEASES, key.replace('/', "+"))
+}
+
+/// Where it is said of a hold that it is idle. No lease's id has a dot in it.
+fn idle_of(hold: &str) -> String {
+    hold.replacen(HOLD, IDLE, 1)
 }
 
 /// One lease as a collector sees it.
@@ -299,12 +404,15 @@ pub(crate) struct Hold {
     lease: String,
     key: String,
     object: String,
+    is_idle: bool,
 }
 
 /// All leases.
 pub(crate) struct Leases {
     alive: BTreeMap<String, Seen>,
     holds: Vec<Hold>,
+    /// What says of holds that they are idle.
+    idle: HashSet<String>,
 }
 
 impl Leases {
@@ -312,23 +420,26 @@ impl Leases {
     pub(crate) async fn read(store: &Store) -> Result<Self, StoreError> {
         let found = store.list(key::LEASES, None).await?;
         let now_ms = store.now_ms().await?;
-        let mut leases = Self { alive: BTreeMap::new(), holds: Vec::new() };
+        let mut leases = Self { alive: BTreeMap::new(), holds: Vec::new(), idle: HashSet::new() };
         for object in found {
             let Some(name) = object.key.strip_prefix(key::LEASES).and_then(|key| key.strip_prefix('/'))
             else {
                 continue;
             };
-            if let Some((lease, key)) = name.split_once(".hold.") {
-                leases.holds.push(Hold {
-                    lease: lease.to_owned(),
-                    key: key.replace('+', "/"),
-                    object: object.key,
-                });
+            if let Some((lease, hold)) = name.split_once(HOLD) {
+                // One without a number is of a version that gave none, and counts.
+                let key = hold.split_once('.').map_or(hold, |(_, key)| key).replace('+', "/");
+                leases.holds.push(Hold { lease: lease.to_owned(), key, object: object.key, is_idle: false });
+            } else if name.contains(IDLE) {
+                leases.idle.insert(object.key);
             } else if let Some(id) = name.strip_suffix(".alive").map(str::to_owned)
                 && let Some(seen) = read_one(store, &object, now_ms).await?
             {
                 leases.alive.insert(id, seen);
             }
+        }
+        for hold in &mut leases.holds {
+            hold.is_idle = leases.idle.contains(&idle_of(&hold.object));
         }
         Ok(leases)
     }
@@ -349,13 +460,15 @@ impl Leases {
             store.delete(&alive_key(id)).await?;
             removed += 1;
         }
-        for hold in &self.holds {
-            let gone = match self.alive.get(&hold.lease) {
+        let holds = self.holds.iter().map(|hold| (hold.lease.as_str(), &hold.object));
+        let idle = self.idle.iter().filter_map(|object| Some((lease_in(object)?, object)));
+        for (lease, object) in holds.chain(idle) {
+            let gone = match self.alive.get(lease) {
                 Some(seen) => seen.has_run_out,
-                None => store.head(&alive_key(&hold.lease)).await?.is_none(),
+                None => store.head(&alive_key(lease)).await?.is_none(),
             };
             if gone {
-                store.delete(&hold.object).await?;
+                store.delete(object).await?;
                 removed += 1;
             }
         }
@@ -375,6 +488,11 @@ async fn read_one(store: &Store, object: &Found, now_ms: i64) -> Result<Option<S
     let has_run_out = is_old(object.modified_ms)
         && store.head(&object.key).await?.is_none_or(|now| is_old(now.modified_ms));
     Ok(Some(Seen { holder, has_run_out }))
+}
+
+/// The lease that an object belongs to.
+fn lease_in(key: &str) -> Option<&str> {
+    key.rsplit('/').next()?.split('.').next()
 }
 
 /// Whose lease it is, as far as its key says.
@@ -410,10 +528,11 @@ pub(crate) async fn read_brief<T: DeserializeOwned>(
     Ok(Brief::Unreadable)
 }
 
-/// Who holds this key, if anybody does.
-pub(crate) async fn holder_of(store: &Store, key: &str) -> Result<Option<String>, StoreError> {
+/// Who uses this key, if anybody does.
+pub(crate) async fn user_of(store: &Store, key: &str) -> Result<Option<String>, StoreError> {
     let leases = Leases::read(store).await?;
-    let hold = leases.holds.iter().find(|hold| hold.key == key && !leases.has_run_out(&hold.lease));
+    let is_used = |hold: &&Hold| hold.key == key && !hold.is_idle && !leases.has_run_out(&hold.lease);
+    let hold = leases.holds.iter().find(is_used);
     Ok(hold.map(|hold| match leases.alive.get(&hold.lease) {
         Some(seen) => seen.holder.clone(),
         None => hold.lease.clone(),

@@ -116,15 +116,27 @@ impl Marks {
         }
         // What is held may not be published yet.
         relied_on.extend(held.into_iter().filter(|id| self.layers.contains_key(id)));
+        self.with_those_below(relied_on).map(drop)
+    }
+
+    /// These layers and all below them.
+    fn with_those_below(&self, mut open: Vec<LayerId>) -> Result<HashSet<LayerId>, StoreError> {
         let mut seen = HashSet::new();
-        while let Some(id) = relied_on.pop() {
+        while let Some(id) = open.pop() {
             if seen.insert(id) {
                 let refs = self.layers.get(&id);
                 let refs = refs.ok_or_else(|| StoreError::NotFound { what: format!("layer {id}") })?;
-                relied_on.extend(&refs.parents);
+                open.extend(&refs.parents);
             }
         }
-        Ok(())
+        Ok(seen)
+    }
+
+    /// The layers that names stand for, and all below them.
+    pub(crate) async fn named(&mut self) -> Result<HashSet<LayerId>, StoreError> {
+        let named = self.named_layers().await?;
+        self.existing_layers().await?;
+        self.with_those_below(named)
     }
 
     async fn named_layers(&mut self) -> Result<Vec<LayerId>, StoreError> {

@@ -182,7 +182,7 @@ impl Store {
         version: &Label,
     ) -> Result<LayerId, StoreError> {
         let layer = self.untagged(kind, name, version).await?;
-        if let Some(holder) = lease::holder_of(self, &key::layer(&layer)).await? {
+        if let Some(holder) = lease::user_of(self, &key::layer(&layer)).await? {
             let by = format!("the lease of {holder}");
             return Err(StoreError::InUse { what: format!("{kind} {name}@{version}"), by });
         }

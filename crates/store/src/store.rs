@@ -120,6 +120,14 @@ impl Store {
         self.0.backend.directory.as_ref()
     }
 
+    /// Whether the store answers.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub async fn check(&self) -> Result<(), StoreError> {
+        self.check_marker().await
+    }
+
     /// Whether this is a store at all: a directory whose mount is gone must not pass for an empty one.
     pub(crate) async fn check_marker(&self) -> Result<(), StoreError> {
         let what = format!("the store's {}", key::MARKER);

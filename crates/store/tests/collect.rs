@@ -170,6 +170,89 @@ async fn a_lease_that_is_not_renewed_runs_out_and_one_that_is_stays() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_idle_hold_keeps_its_layer_and_not_its_name() {
+    let (dir, store) = directory().await;
+    let sample = Sample::new(&[1]);
+    let id = sample.manifest.id().unwrap();
+    let publisher = lease(&store).await;
+    sample.publish(&publisher, Some(("a", "1"))).await.unwrap();
+    publisher.release().await.unwrap();
+    let node = lease(&store).await;
+    node.use_layer(&id).await.unwrap();
+    let is_used = async || {
+        matches!(store.remove_version(KIND, &name("a"), &label("1")).await, Err(StoreError::InUse { .. }))
+    };
+    assert!(is_used().await);
+    node.tell_idle(&id, true).await.unwrap();
+    node.tell_idle(&id, false).await.unwrap();
+    assert!(is_used().await, "it is used again");
+    node.tell_idle(&id, true).await.unwrap();
+    // Its holder's next process knows what was told.
+    let lease_id = node.id().to_owned();
+    drop(node);
+    let node = Lease::adopt(&store, &lease_id, Duration::from_secs(60)).await.unwrap();
+    let mut collector = Collector::new(&store, AT_ONCE);
+    assert_eq!(collector.unnamed(vec![id]).await.unwrap(), []);
+    assert!(!is_used().await, "nobody uses it");
+    assert_eq!(collector.unnamed(vec![id]).await.unwrap(), [id]);
+    assert_eq!(collect(&store).await, Collected::default(), "its holder may use it again without asking");
+    node.tell_idle(&id, false).await.unwrap();
+    store.put_version(KIND, &name("a"), &label("1"), id).await.unwrap();
+    assert!(is_used().await);
+    node.tell_idle(&id, true).await.unwrap();
+    node.release_layer(&id).await.unwrap();
+    assert_eq!(files(&dir.path().join("leases")).len(), 1, "its own sign of life is left");
+    remove(&store, "a", "1").await;
+    assert_eq!(collect(&store).await.layers, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_removal_of_a_hold_that_arrives_again_takes_no_newer_hold() {
+    let (dir, store) = directory().await;
+    let sample = Sample::new(&[1]);
+    let id = sample.manifest.id().unwrap();
+    let publisher = lease(&store).await;
+    sample.publish(&publisher, Some(("a", "1"))).await.unwrap();
+    publisher.release().await.unwrap();
+    let node = lease(&store).await;
+    node.use_layer(&id).await.unwrap();
+    let holds = || files(&dir.path().join("leases")).into_iter().filter(|file| file.contains(".hold."));
+    let first: Vec<String> = holds().collect();
+    node.release_layer(&id).await.unwrap();
+    assert_eq!(holds().count(), 0);
+    node.use_layer(&id).await.unwrap();
+    for hold in first {
+        let _not_there = std::fs::remove_file(hold);
+    }
+    std::fs::remove_dir_all(dir.path().join("names")).unwrap();
+    assert_eq!(collect(&store).await, Collected::default(), "it is held");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_goes_on_with_a_lease_looks_at_collections_for_what_it_held() {
+    let (dir, store) = directory().await;
+    let sample = Sample::new(&[1]);
+    let id = sample.manifest.id().unwrap();
+    let publisher = lease(&store).await;
+    sample.publish(&publisher, None).await.unwrap();
+    publisher.release().await.unwrap();
+    let list = dir.path().join("collect/other");
+    std::fs::create_dir_all(list.parent().unwrap()).unwrap();
+    std::fs::write(&list, format!("{{\"void_ms\":60000,\"keys\":[\"layers/{id}\"]}}")).unwrap();
+    let node = lease(&store).await;
+    let waited = tokio::time::timeout(Duration::from_millis(700), node.use_layer(&id)).await;
+    assert!(waited.is_err(), "it trusted a layer that is about to go");
+    let lease_id = node.id().to_owned();
+    drop(node);
+    let heir = Lease::adopt(&store, &lease_id, Duration::from_secs(60)).await.unwrap();
+    let waited = tokio::time::timeout(Duration::from_millis(700), heir.use_layer(&id)).await;
+    assert!(waited.is_err(), "it trusted a layer that its last process held and had not looked at");
+    std::fs::remove_file(dir.path().join(format!("layers/{id}"))).unwrap();
+    std::fs::remove_file(&list).unwrap();
+    assert!(heir.use_layer(&id).await.unwrap_err().is_not_found());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_read_stops_the_collection() {
     let (dir, store) = directory().await;
     let (named, loose) = (Sample::new(&[1]), Sample::new(&[2]));

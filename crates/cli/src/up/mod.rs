@@ -249,7 +249,7 @@ async fn warn(url: &str, api_key: String) {
         }
         tokio::time::sleep(ANSWER_PAUSE).await;
     };
-    for feature in features.iter().filter(|feature| feature.state == FeatureState::Degraded) {
+    for feature in features.iter().filter(|feature| feature.state != FeatureState::Works) {
         render::note(&format!("warning: {}: {}; {}", feature.name, feature.found, feature.remedy));
     }
 }

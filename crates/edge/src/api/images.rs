@@ -20,13 +20,15 @@ use tokio::sync::mpsc;
 use super::{Answer, Json, Params, PathOf, Shared, json, ndjson};
 use crate::error::{internal, invalid, no_room_for_image};
 use crate::ids;
-use crate::layers::{Import, Origin, Pull, UPLOAD, parse_kind, parse_name, room_for};
+use crate::layers::{Import, Origin, Place, Pull, Turn, UPLOAD, parse_kind, parse_name, room_for};
 use crate::node::Node;
 
 /// How often the disk is looked at, bytes of upload.
 const LOOK_EVERY: u64 = 64 << 20;
 /// Least time between two lines of progress.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
+/// How often a caller hears that an import waits for its turn.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
 /// Lines that may wait for the caller; a full queue drops progress, never the result.
 const LINES: usize = 16;
 /// Longest `source`, bytes.
@@ -115,8 +117,9 @@ async fn import_kind(
         return Err(invalid(format!("source has {} bytes; {SOURCE_MAX} is the most", source.len())).into());
     }
     refuse_when_draining(&node)?;
+    let place = node.layers.imports.enter()?;
     let upload = receive(&node, body).await?;
-    Ok(start(move |lines| {
+    Ok(start(Some(place), move |lines| {
         let origin = Origin::Archive { path: &upload.path, digest: upload.digest.clone(), source };
         run(&node, &Import { kind, name, origin }, lines);
     }))
@@ -143,7 +146,7 @@ fn pull_kind(node: Arc<Node>, kind: LayerKind, name: &str, request: PullRequest)
     let pull = Pull::new(request, node.config.registries.clone())?;
     refuse_when_draining(&node)?;
     let permit = node.layers.begin_pull()?;
-    Ok(start(move |lines| {
+    Ok(start(None, move |lines| {
         run(&node, &Import { kind, name, origin: Origin::Registry(&pull) }, lines);
         drop(permit);
     }))
@@ -156,10 +159,20 @@ fn refuse_when_draining(node: &Node) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Starts an import, which goes to its end with or without its caller; the answer is its lines.
-fn start(import: impl FnOnce(&mpsc::Sender<ImportEvent>) + Send + 'static) -> Response {
+/// Starts an import, at its turn if it has a place in the queue. It goes to its end with or without its caller; the answer is
+/// its lines.
+fn start(place: Option<Place>, import: impl FnOnce(&mpsc::Sender<ImportEvent>) + Send + 'static) -> Response {
     let (lines, receiver) = mpsc::channel(LINES);
-    tokio::task::spawn_blocking(move || import(&lines));
+    tokio::spawn(async move {
+        let turn = match place {
+            Some(place) => Some(wait_for_turn(place, &lines).await),
+            None => None,
+        };
+        tokio::task::spawn_blocking(move || {
+            import(&lines);
+            drop(turn);
+        });
+    });
     let body = futures_util::stream::unfold(receiver, |mut receiver| async move {
         let event: ImportEvent = receiver.recv().await?;
         let mut line = serde_json::to_vec(&event).unwrap_or_default();
@@ -167,6 +180,19 @@ fn start(import: impl FnOnce(&mpsc::Sender<ImportEvent>) + Send + 'static) -> Re
         Some((Ok::<_, std::convert::Infallible>(Bytes::from(line)), receiver))
     });
     ndjson(Body::from_stream(body))
+}
+
+/// Waits for a turn, and lets the caller hear now and then that it does: connections on the way stay open.
+async fn wait_for_turn(place: Place, lines: &mpsc::Sender<ImportEvent>) -> Turn {
+    let mut turn = std::pin::pin!(place.turn());
+    loop {
+        if let Ok(turn) = tokio::time::timeout(SIGN_OF_LIFE, &mut turn).await {
+            return turn;
+        }
+        let waits =
+            ImportEvent::Progress { files: 0, bytes: 0, fetched_bytes: None, fetch_bytes_total: None };
+        let _ = lines.try_send(waits);
+    }
 }
 
 /// Takes the archive in, for as long as the disk has room.

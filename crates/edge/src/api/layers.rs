@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 
 use super::{Answer, OptionalJson, Params, PathOf, Shared, json, ndjson};
 use crate::error::{internal, invalid_field};
-use crate::layers::{Exported, parse_kind, parse_name, parse_step};
+use crate::layers::{Exported, Turn, parse_kind, parse_name, parse_step};
 use crate::node::Node;
 
 /// Lines that may wait for the caller; a full queue drops progress, never the result.
@@ -39,7 +39,7 @@ pub(super) async fn trace(State(node): Shared, PathOf((kind, name)): PathOf<(Str
 
 /// The layers at hand, for control.
 pub(super) async fn held(State(node): Shared) -> Answer {
-    Ok(json(StatusCode::OK, &node.layers.held()))
+    Ok(json(StatusCode::OK, &node.layers.held_layers()))
 }
 
 /// One layer as it is here, for control.
@@ -94,8 +94,9 @@ pub(super) async fn verify_store(State(node): Shared) -> Answer {
 
 fn verify(node: Arc<Node>, layer: Option<(LayerKind, String)>) -> Answer {
     takes_work(&node)?;
+    let place = node.layers.care.enter()?;
     let (lines, receiver) = mpsc::channel(LINES);
-    tokio::task::spawn_blocking(move || {
+    let verifying = move |_turn: Turn| {
         let mut last = Instant::now();
         let mut tell = |seen: &dsec_store::Verified| {
             if last.elapsed() >= PROGRESS_EVERY {
@@ -117,6 +118,10 @@ fn verify(node: Arc<Node>, layer: Option<(LayerKind, String)>) -> Answer {
             Err(error) => VerifyEvent::Error { error: *error.0 },
         };
         let _ = lines.blocking_send(event);
+    };
+    tokio::spawn(async move {
+        let turn = place.turn().await;
+        tokio::task::spawn_blocking(move || verifying(turn));
     });
     Ok(told(receiver))
 }
@@ -140,12 +145,20 @@ pub(super) struct CollectParams {
 
 pub(super) async fn collect(State(node): Shared, Params(params): Params<CollectParams>) -> Answer {
     takes_work(&node)?;
+    let place = node.layers.care.enter()?;
     let (lines, receiver) = mpsc::channel(LINES);
     tokio::spawn(async move {
         let begun = Instant::now();
         let (grace, step_age) =
             (params.grace_s.map(Duration::from_secs), params.step_age_s.map(Duration::from_secs));
-        let mut collecting = tokio::task::spawn_blocking(move || node.layers.collect_now(grace, step_age));
+        let mut collecting = tokio::spawn(async move {
+            let turn = place.turn().await;
+            let collecting = tokio::task::spawn_blocking(move || {
+                let _turn = turn;
+                node.layers.collect_now(grace, step_age)
+            });
+            collecting.await.unwrap_or_else(|e| Err(internal("the collection met a defect in the edge", &e)))
+        });
         let ended = loop {
             let _ = lines.try_send(CollectEvent::Progress { elapsed_ms: begun.elapsed().as_millis() as u64 });
             if let Ok(ended) = tokio::time::timeout(SIGN_OF_LIFE, &mut collecting).await {
@@ -173,9 +186,11 @@ pub(super) async fn collect(State(node): Shared, Params(params): Params<CollectP
 pub(super) async fn export(State(node): Shared, PathOf((kind, name)): PathOf<(String, String)>) -> Answer {
     let kind = parse_kind(&kind)?;
     takes_work(&node)?;
+    let turn = node.layers.care.enter()?.turn().await;
     let exported = node.layers.export(kind, &name).await?;
     let (pieces, receiver) = mpsc::channel(PIECES);
     tokio::task::spawn_blocking(move || {
+        let _turn = turn;
         if let Err(error) = write_tar(&exported, Pieces { pieces: pieces.clone(), held: Vec::new() }) {
             // The reader sees that the archive does not end.
             tracing::warn!(%error, "an export was not sent whole");

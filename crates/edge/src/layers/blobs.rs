@@ -35,6 +35,12 @@ impl Blobs {
         Arc::clone(self.users.lock().unwrap_or_else(PoisonError::into_inner).entry(blob).or_default())
     }
 
+    /// Whether a layer stands on a blob, or somebody is about to change that.
+    pub(super) fn is_used(&self, blob: &BlobId) -> bool {
+        let all = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        all.get(blob).is_some_and(|users| users.try_lock().map_or(true, |layers| !layers.is_empty()))
+    }
+
     /// Makes a blob readable for a layer, which stands on it from now on, also if that did not work.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use dsec_image::layer::{Label, LayerKind, LayerRef, Select};
 use dsec_proto::rest::{ApiError, Image};
-use dsec_store::{CollectSettings, Collected, Collector, Lease, Tell, Verified};
+use dsec_store::{CollectSettings, Collected, Collector, Lease, StoreError, Tell, Verified};
 
 use super::{Layers, names};
 use crate::error::{bad_layer_name, internal, store_failed};
@@ -38,10 +38,10 @@ impl Layers {
         let version = match &asked.select {
             Select::Version(version) => version.clone(),
             Select::Tag(on) => {
-                self.store.tagged(kind, &asked.name, on).await.map_err(|e| store_failed(&e))?
+                self.store()?.tagged(kind, &asked.name, on).await.map_err(|e| store_failed(&e))?
             }
         };
-        self.store.tag(kind, &asked.name, &tag, &version).await.map_err(|e| store_failed(&e))?;
+        self.store()?.tag(kind, &asked.name, &tag, &version).await.map_err(|e| store_failed(&e))?;
         self.names.forget(kind, &asked.name);
         let manifest = self.manifest(&id).await?;
         let name = LayerRef { name: asked.name, select: Select::Tag(tag) };
@@ -57,10 +57,10 @@ impl Layers {
         let dir = tempfile::tempdir_in(self.uploads())
             .map_err(|e| internal("a directory for the export cannot be made", &e))?;
         let exported = Exported { dir };
-        let lease =
-            Lease::begin(&self.store, "export", EXPORT_LEASE_TTL).await.map_err(|e| store_failed(&e))?;
+        let store = self.store()?;
+        let lease = Lease::begin(store, "export", EXPORT_LEASE_TTL).await.map_err(|e| store_failed(&e))?;
         let written = match lease.use_layer(&id).await {
-            Ok(_) => self.store.export(&id, &exported.layout()).await,
+            Ok(_) => store.export(&id, &exported.layout()).await,
             Err(error) => Err(error),
         };
         if let Err(error) = lease.release().await {
@@ -85,7 +85,7 @@ impl Layers {
                 Some((kind, name)) => Some(self.named(kind, &name).await?),
                 None => None,
             };
-            self.store.verify_while(id.as_ref(), tell).await.map_err(|e| store_failed(&e))
+            self.store()?.verify_while(id.as_ref(), tell).await.map_err(|e| store_failed(&e))
         })
     }
 
@@ -102,7 +102,15 @@ impl Layers {
         let mut settings = CollectSettings::default();
         settings.grace = grace.unwrap_or(settings.grace);
         settings.step_age = step_age.unwrap_or(settings.step_age);
-        let mut collector = Collector::new(&self.store, settings);
-        tokio::runtime::Handle::current().block_on(collector.run()).map_err(|e| store_failed(&e))
+        let mut collector = Collector::new(self.store()?, settings);
+        tokio::runtime::Handle::current().block_on(self.clear(&mut collector)).map_err(|e| store_failed(&e))
+    }
+
+    /// Lets go of what is idle here and has no name any more, and collects.
+    pub(super) async fn clear(&self, collector: &mut Collector) -> Result<Collected, StoreError> {
+        for id in collector.unnamed(self.longest_idle()).await? {
+            self.let_go(&id).await;
+        }
+        collector.run().await
     }
 }

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use dsec_fill::client::{ClientError, Opened};
-use dsec_fill::protocol::{BlobStats, Fetched, Stats};
+use dsec_fill::protocol::{BlobStats, Fetched, Room, Stats};
 use dsec_fill::trace::Trace;
 use dsec_image::layer::BlobId;
 
@@ -33,6 +33,10 @@ pub trait Content: Send + Sync + 'static {
     fn stats(&self) -> Calling<'_, Stats>;
     /// What was done for these blobs, and what of them is here.
     fn look<'a>(&'a self, blobs: &'a [BlobId]) -> Calling<'a, Vec<BlobStats>>;
+    /// What the cache has room for.
+    fn room(&self) -> Calling<'_, Room>;
+    /// Takes a blob's content out, unless it may not go: bytes that became free.
+    fn evict(&self, blob: BlobId) -> Calling<'_, u64>;
     /// Ends it; no layer is mounted.
     fn shut_down(&self) -> Calling<'_, ()>;
 }

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use dsec_fill::client::{Client, ClientError, Opened};
 use dsec_fill::config::Config;
 use dsec_fill::engine::Limits;
-use dsec_fill::protocol::{BlobStats, Fetched, Stats};
+use dsec_fill::protocol::{BlobStats, Fetched, Room, Stats};
 use dsec_fill::trace::Trace;
 use dsec_image::layer::BlobId;
 use dsec_store::StoreSettings;
@@ -326,6 +326,14 @@ impl Content for Filler {
 
     fn look<'a>(&'a self, blobs: &'a [BlobId]) -> Calling<'a, Vec<BlobStats>> {
         Box::pin(self.client.look(blobs))
+    }
+
+    fn room(&self) -> Calling<'_, Room> {
+        Box::pin(self.client.room())
+    }
+
+    fn evict(&self, blob: BlobId) -> Calling<'_, u64> {
+        Box::pin(self.client.evict(blob))
     }
 
     fn shut_down(&self) -> Calling<'_, ()> {

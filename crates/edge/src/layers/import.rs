@@ -155,9 +155,8 @@ impl Job<'_> {
 
     /// Makes or finds every part; on return all packs are in the store.
     fn parts(&mut self, progress: &mut dyn FnMut(ImportProgress)) -> Result<Made, ApiError> {
-        let (layers, asked) = (self.layers, self.asked);
-        let made =
-            self.session.with_packs(|session, sink| make_parts(layers, asked, session, sink, progress));
+        let asked = self.asked;
+        let made = self.session.with_packs(|session, sink| make_parts(asked, session, sink, progress));
         progress(ImportProgress {
             phase: ImportPhase::Sealing,
             source_bytes: 0,
@@ -214,7 +213,7 @@ impl Job<'_> {
         let draft = self.session.draft(&part.tree, about)?;
         let published = self.session.finish(draft, &part.files).and_then(|id| {
             if let Some(diff_id) = &part.diff_id {
-                self.session.wait(self.layers.store.put_converted(diff_id, id))?;
+                self.session.wait(self.session.store().put_converted(diff_id, id))?;
             }
             Ok(id)
         });
@@ -223,7 +222,6 @@ impl Job<'_> {
 }
 
 fn make_parts(
-    layers: &Layers,
     asked: &Import<'_>,
     session: &mut Session<'_>,
     sink: &mut Sink<'_>,
@@ -232,7 +230,7 @@ fn make_parts(
     let mut origin = asked.origin.open(session)?;
     let diff_ids = origin.diff_ids();
     let mut found: Vec<Option<Part>> =
-        diff_ids.iter().map(|diff_id| known(layers, session, diff_id.as_deref()?)).collect();
+        diff_ids.iter().map(|diff_id| known(session, diff_id.as_deref()?)).collect();
     // What an image has twice is built once.
     let first = |number: usize| match &diff_ids[number] {
         None => number,
@@ -260,11 +258,11 @@ fn make_parts(
 }
 
 /// A part that was converted before and is still there. Whatever is wrong with it, it is made again.
-fn known(layers: &Layers, session: &mut Session<'_>, diff_id: &str) -> Option<Part> {
+fn known(session: &mut Session<'_>, diff_id: &str) -> Option<Part> {
     let found = session.wait(async {
-        let Some(id) = layers.store.converted(diff_id).await? else { return Ok(None) };
+        let Some(id) = session.store().converted(diff_id).await? else { return Ok(None) };
         let manifest = session.lease().use_layer(&id).await?;
-        let metadata = layers.store.metadata(&manifest.metadata).await?;
+        let metadata = session.store().metadata(&manifest.metadata).await?;
         let files = session.lease().use_donor(&id).await?.unwrap_or_default();
         Ok::<_, StoreError>(Some((id, manifest, metadata, files)))
     });

@@ -34,7 +34,7 @@ impl Layers {
     }
 
     /// The layers that this node has at hand.
-    pub fn held(&self) -> Vec<HeldLayer> {
+    pub fn held_layers(&self) -> Vec<HeldLayer> {
         let ids: Vec<LayerId> = self.entries().keys().copied().collect();
         ids.iter().map(|id| self.held_layer(id, None)).collect()
     }

@@ -21,7 +21,10 @@ mod prefetch;
 mod publish;
 mod pull;
 mod ready;
+mod room;
 mod steps;
+mod store;
+mod turns;
 mod work;
 
 use std::collections::{BTreeSet, HashMap};
@@ -34,7 +37,7 @@ use dsec_image::ImageConfig;
 use dsec_image::layer::{Digest, LayerId, LayerKind};
 use dsec_model::{ErrorKind, SandboxId};
 use dsec_proto::rest::{ApiError, CreateSandboxRequest, SandboxLayer};
-use dsec_store::{CollectSettings, Collected, Collector, Lease, Store, StoreSettings};
+use dsec_store::{CollectSettings, Collected, Collector, StoreSettings};
 
 pub use care::Exported;
 pub use content::{Calling, Content};
@@ -44,14 +47,16 @@ pub use names::{parse_kind, parse_name};
 pub use pack::Pack;
 pub use pull::{Fetched, Pull};
 pub use steps::parse_step;
+pub use turns::{Place, Turn, Turns};
 pub use work::room_for;
 
-use crate::error::{internal, invalid_field, store_failed};
+use crate::BLOCKING_THREADS;
+use crate::error::{internal, invalid_field};
 use crate::launch::Launch;
 use blobs::Blobs;
-use hold::Held;
 use meta::Meta;
 use ready::Ready;
+use store::Backing;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// How often the store is cleared of what nothing refers to: what is removed is kept for a day anyway, in case a build
@@ -61,8 +66,18 @@ const COLLECT_EVERY: Duration = Duration::from_secs(3600);
 const IDLE_MAX: usize = 512;
 /// Pulls at a time: each has a thread, and most of what they share is one line to the same registries.
 const PULLS_MAX: usize = 16;
+/// Imports of archives at a time: each keeps a core busy and has a thread.
+const IMPORTS_MAX: usize = 8;
+/// Imports that wait for their turn, whose archives wait on the disk.
+const IMPORTS_WAITING_MAX: usize = 64;
+/// Verifications, collections and exports at a time: each has a thread for as long as the store, or an export's reader, takes.
+const CARE_MAX: usize = 8;
+/// Of these, how many wait for their turn.
+const CARE_WAITING_MAX: usize = 32;
 /// Packs at once: each may keep a core busy, and the trees of what is packed in memory.
 const PACKS_MAX: usize = 4;
+/// Work that has a thread and waits for what needs another: most threads are to stay for that.
+const _: () = assert!(PULLS_MAX + IMPORTS_MAX + CARE_MAX + PACKS_MAX <= BLOCKING_THREADS / 4);
 /// What a layer was made from when its importer did not say.
 pub const UPLOAD: &str = "upload";
 /// Toolkits of one sandbox, with room for a base and a workspace.
@@ -97,10 +112,8 @@ impl Entry {
 
 /// The node's layers.
 pub struct Layers {
+    backing: Backing,
     node: String,
-    store: Store,
-    store_id: String,
-    held: Held,
     content: Arc<dyn Content>,
     blobs: Blobs,
     meta: Meta,
@@ -112,6 +125,10 @@ pub struct Layers {
     donors: Mutex<pack::DonorCache>,
     /// Turns of packs.
     pub packs: Arc<Semaphore>,
+    /// Turns of imports of archives.
+    pub imports: Turns,
+    /// Turns of verifications, collections and exports.
+    pub care: Turns,
 }
 
 /// Layers in use by one sandbox, for as long as it is held.
@@ -162,11 +179,11 @@ pub struct Composed {
 }
 
 impl Layers {
-    /// Opens store and content.
+    /// Opens what is on this node. [`Self::take_up`] opens the store, once it is known what runs here.
     ///
     /// # Errors
-    /// The store cannot be reached; directories cannot be made.
-    pub async fn open(
+    /// Directories cannot be made.
+    pub fn open(
         state_dir: &Path,
         node: &str,
         settings: &StoreSettings,
@@ -180,9 +197,6 @@ impl Layers {
         std::fs::create_dir_all(dir.join("work")).map_err(failed)?;
         let meta = Meta::open(dir.join("meta")).map_err(failed)?;
         let earlier = meta.all().map_err(failed)?;
-        let store = Store::open_or_create(settings).await.map_err(|e| store_failed(&e))?;
-        let store_id = store.id().await.map_err(|e| store_failed(&e))?;
-        let held = Held::begin(&store, &dir, node).await?;
         let mut entries = HashMap::new();
         for (id, note) in &earlier {
             // The device may be another now, the content complete.
@@ -197,10 +211,8 @@ impl Layers {
         let (entries, names, donors) = (Mutex::new(entries), names::Cache::default(), Mutex::default());
         let (pulls, packs) = (Arc::new(Semaphore::new(PULLS_MAX)), Arc::new(Semaphore::new(PACKS_MAX)));
         Ok(Arc::new(Self {
+            backing: Backing::new(settings, &dir),
             node: node.to_owned(),
-            store,
-            store_id,
-            held,
             content,
             blobs,
             meta,
@@ -211,17 +223,9 @@ impl Layers {
             pulls,
             donors,
             packs,
+            imports: Turns::new("imports", IMPORTS_MAX, IMPORTS_WAITING_MAX),
+            care: Turns::new("verifications, collections and exports", CARE_MAX, CARE_WAITING_MAX),
         }))
-    }
-
-    /// What tells the layer store from every other.
-    pub fn store_id(&self) -> &str {
-        &self.store_id
-    }
-
-    /// The node's lease.
-    fn lease(&self) -> Arc<Lease> {
-        self.held.lease()
     }
 
     fn slot(&self, id: &LayerId) -> Slot {
@@ -334,12 +338,18 @@ impl Layers {
         self.entries().get(id).map(|entry| entry.users.clone()).unwrap_or_default()
     }
 
-    /// Lets go of layers that nobody uses, beyond the budget the longest idle first. Called now and then.
-    pub async fn trim(&self) {
+    /// Layers that nobody uses, the longest idle first.
+    fn longest_idle(&self) -> Vec<LayerId> {
         let mut idle: Vec<(Instant, LayerId)> =
             self.entries().iter().filter_map(|(id, entry)| Some((entry.idle_since?, *id))).collect();
         idle.sort_unstable_by_key(|(since, _)| *since);
-        for (_, id) in idle.iter().take(idle.len().saturating_sub(IDLE_MAX)) {
+        idle.into_iter().map(|(_, id)| id).collect()
+    }
+
+    /// Lets go of layers that nobody uses, beyond the budget the longest idle first. Called now and then.
+    pub async fn trim(&self) {
+        let idle = self.longest_idle();
+        for id in idle.iter().take(idle.len().saturating_sub(IDLE_MAX)) {
             self.let_go(id).await;
         }
     }
@@ -348,21 +358,22 @@ impl Layers {
     /// node lives. Each node of a store does it, at times of its own; that several do at once is fine.
     pub async fn collect(self: Arc<Self>) {
         let layers = Arc::downgrade(&self);
-        let mut collector = Collector::new(&self.store, CollectSettings::default());
         drop(self);
+        let mut collector: Option<Collector> = None;
         loop {
             tokio::time::sleep(COLLECT_EVERY).await;
-            if layers.strong_count() == 0 {
-                return;
-            }
+            let Some(this) = layers.upgrade() else { return };
+            let Ok(store) = this.store() else { continue };
+            let mut kept =
+                collector.take().unwrap_or_else(|| Collector::new(store, CollectSettings::default()));
             // On a thread of its own: the compiler cannot show that its future may move between threads.
             let runtime = tokio::runtime::Handle::current();
             let ran = tokio::task::spawn_blocking(move || {
-                let result = runtime.block_on(collector.run());
-                (collector, result)
+                let result = runtime.block_on(this.clear(&mut kept));
+                (kept, result)
             });
             let Ok((kept, result)) = ran.await else { return };
-            collector = kept;
+            collector = Some(kept);
             match result {
                 Ok(done) if done == Collected::default() => {}
                 Ok(done) => tracing::info!(
@@ -389,7 +400,9 @@ impl Layers {
         if let Err(error) = self.content.shut_down().await {
             tracing::warn!(error = &error as &dyn std::error::Error, "the fill worker was not ended");
         }
-        self.held.release(&self.dir).await;
+        if let Some(held) = self.held() {
+            held.release(&self.dir).await;
+        }
     }
 }
 

@@ -95,7 +95,7 @@ impl Layers {
     /// The layer that a name stands for, if it stands for one. Asks the store: the name may have been moved through another
     /// node just now, by the very caller.
     async fn find(&self, kind: LayerKind, name: &LayerRef) -> Result<Option<LayerId>, ApiError> {
-        match self.store.resolve(kind, name).await {
+        match self.store()?.resolve(kind, name).await {
             Ok(id) => {
                 self.names.note(kind, name.clone(), id);
                 Ok(Some(id))
@@ -112,7 +112,11 @@ impl Layers {
         if let Some(known) = remembered(self) {
             return Ok(known);
         }
-        let manifest = Arc::new(self.store.manifest(id).await.map_err(|e| store_failed(&e))?);
+        // Of a layer that is on this node also while the store is away.
+        let manifest = Arc::new(match self.meta.noted(id) {
+            Some(note) => note.manifest,
+            None => self.store()?.manifest(id).await.map_err(|e| store_failed(&e))?,
+        });
         let mut manifests = self.names.manifests.lock().unwrap_or_else(PoisonError::into_inner);
         if manifests.len() >= REMEMBERED_MAX {
             manifests.clear();
@@ -128,7 +132,7 @@ impl Layers {
         let mut found = Vec::new();
         let mut after: Option<LayerName> = None;
         loop {
-            let page = self.store.names(kind, after.as_ref(), PAGE).await.map_err(|e| store_failed(&e))?;
+            let page = self.store()?.names(kind, after.as_ref(), PAGE).await.map_err(|e| store_failed(&e))?;
             for entry in &page.entries {
                 for tag in &entry.tags {
                     let reference = LayerRef { name: entry.name.clone(), select: Select::Tag(tag.clone()) };
@@ -214,7 +218,7 @@ impl Layers {
         asked: &LayerRef,
         id: &LayerId,
     ) -> Result<(), ApiError> {
-        let (store, own) = (&self.store, &asked.name);
+        let (store, own) = (self.store()?, &asked.name);
         let failed = |e: StoreError| store_failed(&e);
         if let Select::Tag(tag) = &asked.select
             && self.is_tagged(kind, own, id, tag).await?
@@ -257,9 +261,10 @@ impl Layers {
         version: &Label,
         id: &LayerId,
     ) -> Result<(), ApiError> {
-        let removed = match self.store.remove_version(kind, name, version).await {
+        let store = self.store()?;
+        let removed = match store.remove_version(kind, name, version).await {
             Err(StoreError::InUse { .. }) if self.has_other_name(kind, name, id).await? => {
-                self.store.forget_version(kind, name, version).await
+                store.forget_version(kind, name, version).await
             }
             other => other,
         };
@@ -274,10 +279,11 @@ impl Layers {
         id: &LayerId,
         but: &Label,
     ) -> Result<bool, ApiError> {
-        let entry = self.store.name(kind, name).await.map_err(|e| store_failed(&e))?;
+        let store = self.store()?;
+        let entry = store.name(kind, name).await.map_err(|e| store_failed(&e))?;
         for tag in entry.tags.iter().filter(|tag| *tag != but) {
             let reference = LayerRef { name: name.clone(), select: Select::Tag(tag.clone()) };
-            match self.store.resolve(kind, &reference).await {
+            match store.resolve(kind, &reference).await {
                 Ok(found) if found == *id => return Ok(true),
                 Ok(_) | Err(StoreError::NotFound { .. }) => {}
                 Err(error) => return Err(store_failed(&error)),

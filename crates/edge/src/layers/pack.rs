@@ -166,9 +166,9 @@ impl Layers {
     fn tree(&self, session: &Session<'_>, lower: &Lower) -> Result<LayerTree, ApiError> {
         let bytes = match std::fs::read(self.meta.image(&lower.id)) {
             Ok(bytes) => bytes.into(),
-            Err(_) => {
-                session.wait(self.store.metadata(&lower.manifest.metadata)).map_err(|e| store_failed(&e))?
-            }
+            Err(_) => session
+                .wait(session.store().metadata(&lower.manifest.metadata))
+                .map_err(|e| store_failed(&e))?,
         };
         LayerTree::decode(&bytes).map_err(|e| internal("the metadata of a layer cannot be read", &e))
     }
@@ -391,7 +391,7 @@ impl Job<'_> {
             None => self.session.finish(draft, files).map_err(|e| store_failed(&e))?,
         };
         if let Some(step) = &asked.step {
-            self.session.wait(self.layers.store.put_step(step, id)).map_err(|e| store_failed(&e))?;
+            self.session.wait(self.layers.store()?.put_step(step, id)).map_err(|e| store_failed(&e))?;
         }
         Ok((id, manifest))
     }

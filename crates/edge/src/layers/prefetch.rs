@@ -32,7 +32,7 @@ impl Layers {
         for blob in &manifest.blobs {
             let trace = self.known_trace(&blob.id).await;
             let recorded_ms = match &trace {
-                Some(_) => self.store.trace_written_ms(&blob.id).await.map_err(|e| store_failed(&e))?,
+                Some(_) => self.store()?.trace_written_ms(&blob.id).await.map_err(|e| store_failed(&e))?,
                 None => None,
             };
             blobs.push(shown(blob, &trace.unwrap_or_default(), recorded_ms));

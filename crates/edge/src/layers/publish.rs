@@ -19,7 +19,7 @@ use dsec_image::layer::{
     Manifest, MetadataId, MetadataRef, PackId, Parent, Select, Source,
 };
 use dsec_proto::rest::ApiError;
-use dsec_store::{Lease, PackSender, Publish, StoreError};
+use dsec_store::{Lease, PackSender, Publish, Store, StoreError};
 use tokio::runtime::Handle;
 
 use super::Layers;
@@ -87,7 +87,7 @@ impl<'a> Session<'a> {
         let work = tempfile::tempdir_in(layers.dir.join("work"))
             .map_err(|e| internal("a directory for the layer cannot be made", &e))?;
         let lease = runtime
-            .block_on(Lease::begin(&layers.store, holder, LEASE_TTL))
+            .block_on(Lease::begin(layers.store()?, holder, LEASE_TTL))
             .map(Arc::new)
             .map_err(|e| store_failed(&e))?;
         let publish = runtime.block_on(Publish::begin(Arc::clone(&lease))).map_err(|e| store_failed(&e))?;
@@ -118,6 +118,11 @@ impl<'a> Session<'a> {
     /// What the session holds its layers by.
     pub(super) fn lease(&self) -> &Lease {
         &self.lease
+    }
+
+    /// The store it is at.
+    pub(super) fn store(&self) -> &Store {
+        self.lease.store()
     }
 
     /// A directory that goes with the session.
@@ -166,7 +171,7 @@ impl<'a> Session<'a> {
     ) -> Result<(), StoreError> {
         for blob in manifest.blobs.iter().filter(|blob| wanted(&blob.id)) {
             if !self.blobs.contains_key(&blob.id) {
-                let index = self.runtime.block_on(self.layers.store.blob_index(&blob.id))?;
+                let index = self.runtime.block_on(self.store().blob_index(&blob.id))?;
                 self.blobs.insert(blob.id, (*blob, packed_bytes(&index)));
             }
         }
@@ -246,7 +251,7 @@ impl<'a> Session<'a> {
         self.put_indexes().map_err(|e| store_failed(&e))?;
         let named = self.runtime.block_on(async {
             self.publish.finish(&[], metadata.into(), &manifest, Some((&name.name, &version))).await?;
-            self.layers.store.tag(manifest.kind, &name.name, &tag, &version).await
+            self.store().tag(manifest.kind, &name.name, &tag, &version).await
         });
         named.map_err(|e| store_failed(&e))?;
         self.layers.names.forget(manifest.kind, &name.name);

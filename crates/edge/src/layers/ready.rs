@@ -37,6 +37,11 @@ pub(super) struct Ready {
 }
 
 impl Ready {
+    /// Whether some of its content is mounted without the device.
+    pub(super) fn has_direct_content(&self) -> bool {
+        self.partial.len() < self.manifest.blobs.len()
+    }
+
     /// Whether what was found out about it still holds.
     fn holds(&self, generation: u64, age: Duration) -> bool {
         self.partial.is_empty() || (self.generation == generation && self.looked.elapsed() < age)
@@ -60,6 +65,7 @@ impl Layers {
     ) -> Result<Arc<Ready>, ApiError> {
         let slot = self.slot(&id);
         let mut here = slot.lock().await;
+        self.tell_used(&id).await;
         let ready = match &*here {
             Some(ready) if ready.holds(self.content.generation(), age) => return Ok(Arc::clone(ready)),
             Some(ready) => self.renew(id, ready).await?,
@@ -70,13 +76,14 @@ impl Layers {
 
     /// Holds the layer in the store, brings its metadata here and opens its blobs.
     async fn prepare(self: &Arc<Self>, id: LayerId) -> Result<Ready, ApiError> {
-        let manifest = self.lease().use_layer(&id).await.map_err(|e| store_failed(&e))?;
+        let lease = self.lease()?;
+        let manifest = lease.use_layer(&id).await.map_err(|e| store_failed(&e))?;
         if self.meta.noted(&id).is_none() {
             self.note(id, &manifest, true).await?;
         }
         let image = self.meta.image(&id);
         if !image.exists() {
-            let bytes = self.store.metadata(&manifest.metadata).await.map_err(|e| store_failed(&e))?;
+            let bytes = self.store()?.metadata(&manifest.metadata).await.map_err(|e| store_failed(&e))?;
             let (layers, named) = (Arc::clone(self), manifest.clone());
             on_disk(move || {
                 // The host's kernel reads it as root.
@@ -87,6 +94,8 @@ impl Layers {
         }
         let ready = self.open_blobs(id, Arc::new(manifest)).await?;
         self.note(id, &ready.manifest, !ready.partial.is_empty()).await?;
+        // Before anybody relies on it.
+        lease.look_again().await.map_err(|e| store_failed(&e))?;
         self.warm_soon(&ready);
         Ok(ready)
     }
@@ -155,7 +164,8 @@ impl Layers {
     }
 
     pub(super) async fn known_trace(&self, blob: &BlobId) -> Option<Trace> {
-        match self.store.trace(blob).await {
+        let Ok(store) = self.store() else { return None };
+        match store.trace(blob).await {
             Ok(bytes) => bytes.and_then(|bytes| Trace::decode(&bytes).ok()),
             Err(error) => {
                 tracing::warn!(%blob, error = &error as &dyn std::error::Error, "a blob's trace cannot be had");
@@ -171,18 +181,20 @@ impl Layers {
         }
         let mut all = self.known_trace(blob).await.unwrap_or_default();
         all.merge(&seen);
-        self.store.put_trace(blob, all.encode().into()).await.map_err(|e| store_failed(&e))
+        self.store()?.put_trace(blob, all.encode().into()).await.map_err(|e| store_failed(&e))
     }
 
     /// Lets go of a layer unless somebody uses it, here or in an edge before: of its mount, its content, its files and its
     /// hold in the store. Whoever wants it meanwhile waits and finds nothing of it.
     pub(super) async fn let_go(&self, id: &LayerId) {
+        // While the store is away it could not be told.
+        let Ok(lease) = self.lease() else { return };
         let slot = self.slot(id);
         let mut here = slot.lock().await;
         if self.is_unused(id) {
             *here = None;
             self.forget(id).await;
-            if let Err(error) = self.lease().release_layer(id).await {
+            if let Err(error) = lease.release_layer(id).await {
                 tracing::warn!(layer = %id, error = &error as &dyn std::error::Error, "a layer stays held");
             }
         }

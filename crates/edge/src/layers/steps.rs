@@ -51,7 +51,7 @@ impl Layers {
     pub async fn name_step(&self, key: &Digest, name: &LayerRef) -> Result<Image, ApiError> {
         let naming = async |id: LayerId, manifest: &Manifest| {
             let (version, tag) = version_and_tag(&id, name)?;
-            let (store, kind) = (&self.store, manifest.kind);
+            let (store, kind) = (self.store()?, manifest.kind);
             store.put_version(kind, &name.name, &version, id).await.map_err(|e| store_failed(&e))?;
             store.tag(kind, &name.name, &tag, &version).await.map_err(|e| store_failed(&e))
         };
@@ -62,7 +62,7 @@ impl Layers {
 
     /// The layer of a step, for a sandbox that takes it into the node's lease.
     pub(super) async fn resolve_step(&self, key: &Digest) -> Result<LayerId, ApiError> {
-        self.store.step(key).await.map_err(|e| store_failed(&e))?.ok_or_else(|| no_step(key))
+        self.store()?.step(key).await.map_err(|e| store_failed(&e))?.ok_or_else(|| no_step(key))
     }
 
     /// Does something with the layer of a step while it cannot go.
@@ -72,13 +72,13 @@ impl Layers {
         then: impl AsyncFnOnce(LayerId, &Manifest) -> Result<(), ApiError>,
     ) -> Result<(LayerId, Manifest), ApiError> {
         let id = self.resolve_step(key).await?;
-        let lease = Lease::begin(&self.store, "step", LEASE_TTL).await.map_err(|e| store_failed(&e))?;
+        let lease = Lease::begin(self.store()?, "step", LEASE_TTL).await.map_err(|e| store_failed(&e))?;
         let done = async {
             let manifest = lease.use_layer(&id).await.map_err(|error| match error {
                 StoreError::NotFound { .. } => no_step(key),
                 error => store_failed(&error),
             })?;
-            self.store.put_step(key, id).await.map_err(|e| store_failed(&e))?;
+            self.store()?.put_step(key, id).await.map_err(|e| store_failed(&e))?;
             then(id, &manifest).await?;
             Ok((id, manifest))
         }

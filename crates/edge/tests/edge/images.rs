@@ -54,6 +54,37 @@ async fn a_name_that_moves_takes_nothing_from_a_create_in_the_middle() {
     edge.client.delete(&format!("/v1/sandboxes/{id}")).await.expect(200);
 }
 
+/// More imports at once than the node has threads that may block, each of which needs another thread for what it writes.
+#[tokio::test(flavor = "multi_thread")]
+async fn imports_take_turns_and_a_queue_that_is_full_says_so() {
+    let world = World::new();
+    let edge = world.edge_with_threads(12);
+    let imports = (0..200).map(|number| {
+        let client = edge.client.clone();
+        tokio::spawn(async move {
+            let path = format!("/v1/images/i{number}?source=test");
+            client.put(&path, crate::support::client::tiny_tar(&number.to_string())).await
+        })
+    });
+    let (mut done, mut refused) = (0, 0);
+    for import in imports.collect::<Vec<_>>() {
+        let answer = tokio::time::timeout(std::time::Duration::from_secs(60), import).await;
+        let answer = answer.expect("imports wait for each other").unwrap();
+        if answer.status == 200 {
+            assert!(answer.text().contains("\"done\""), "{}", answer.text());
+            done += 1;
+        } else {
+            let error = answer.refused(429, "resource_exhausted");
+            assert!(error["message"].as_str().unwrap().contains("imports are under way or wait"), "{error}");
+            refused += 1;
+        }
+    }
+    assert!(done >= 72 && done + refused == 200, "{done} done, {refused} refused");
+    assert_eq!(std::fs::read_dir(world.state.join("layers/work")).unwrap().count(), 0);
+    // Whoever left has left its place.
+    edge.client.import("later").await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_no_archive_is_refused_and_leaves_nothing() {
     let world = World::new();

@@ -1,9 +1,13 @@
 //! Layers between their store and their mount: coming, going, changing under those who want them.
 
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use dsec_fill::engine::Counts;
+use dsec_image::layer::LayerKind;
+use dsec_store::{Lease, Publish, Store};
 use serde_json::{Value, json};
 
 use crate::support::client::tiny_tar;
@@ -93,6 +97,203 @@ async fn a_blob_of_several_layers_is_closed_with_the_last_of_them_also_by_the_ne
     edge.client.delete(&format!("/v1/sandboxes/{}", left[0])).await.expect(200);
     assert_eq!(edge.client.delete("/v1/images/base").await.status, 204);
     assert!(world.host.content.open.lock().unwrap().is_empty());
+}
+
+/// Removes what the name `base` stands for as another node does: an error says who uses it.
+async fn remove_elsewhere(world: &World) -> Result<(), String> {
+    let store = Store::open(&world.config().store).await.unwrap();
+    let (name, tag) = ("base".parse().unwrap(), "latest".parse().unwrap());
+    let version = match store.tagged(LayerKind::Base, &name, &tag).await {
+        Ok(version) => version,
+        Err(error) => return Err(error.to_string()),
+    };
+    store.untag(LayerKind::Base, &name, &tag).await.unwrap();
+    match store.remove_version(LayerKind::Base, &name, &version).await {
+        Ok(_) => Ok(()),
+        Err(error) => {
+            store.tag(LayerKind::Base, &name, &tag, &version).await.unwrap();
+            Err(error.to_string())
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_only_idle_here_may_lose_its_name_elsewhere_and_is_let_go_of_then() {
+    let world = World::new();
+    let edge = world.ready().await;
+    let digest = edge.client.get("/v1/images/base").await.expect(200)["digest"].as_str().unwrap().to_owned();
+    let is_idle = || match held(&world).iter().any(|hold| hold.contains(".idle.") && hold.ends_with(&digest))
+    {
+        true => Ok(()),
+        false => Err(held(&world)),
+    };
+    let first = edge.client.create().await;
+    let refused = remove_elsewhere(&world).await.unwrap_err();
+    assert!(refused.contains("the lease of n1"), "{refused}");
+    edge.client.delete(&format!("/v1/sandboxes/{first}")).await.expect(200);
+    until("the store to know that nobody uses it", is_idle).await;
+    // Used again it is used at once, and by the edge that comes after this one.
+    let second = edge.client.create().await;
+    assert!(is_idle().is_err());
+    assert!(remove_elsewhere(&world).await.is_err());
+    drop(edge);
+    let edge = world.edge();
+    assert!(remove_elsewhere(&world).await.is_err());
+    edge.client.delete(&format!("/v1/sandboxes/{second}")).await.expect(200);
+    until("the store to know that nobody uses it", is_idle).await;
+    remove_elsewhere(&world).await.unwrap();
+    let image = world.state.join(format!("layers/meta/{digest}.erofs"));
+    assert!(image.exists() && held(&world).iter().any(|hold| hold.ends_with(&digest)));
+    // The node lets go of it when it looks what has a name, and then it goes.
+    let done = lines(&edge.client.post("/v1/store/collect?grace_s=0", json!({})).await.text());
+    assert_eq!(done.last().unwrap()["collected"]["layers"], 1, "{done:?}");
+    assert!(!image.exists() && !held(&world).iter().any(|hold| hold.ends_with(&digest)));
+    assert!(world.host.content.open.lock().unwrap().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn idle_layers_make_room_the_longest_idle_first() {
+    let world = World::new();
+    let edge = world.ready().await;
+    for name in ["a", "b", "c", "used"] {
+        toolkit(&edge, name, name).await;
+    }
+    let start = async |name: &str| {
+        edge.client.create_with(json!({ "toolkits": [name] })).await["id"].as_str().unwrap().to_owned()
+    };
+    // In this order they become idle; what they are made of is all that the cache has.
+    for name in ["b", "a", "c"] {
+        let id = start(name).await;
+        edge.client.delete(&format!("/v1/sandboxes/{id}")).await.expect(200);
+    }
+    let _runs = start("used").await;
+    let open = || world.host.content.open.lock().unwrap().len();
+    assert_eq!(open(), 5);
+    let of = async |name: &str| edge.client.get(&format!("/v1/layers/toolkit/{name}")).await.expect(200);
+    // Of five blobs' room, a quarter must be free to go: two are too many.
+    world.host.content.budget.store(5 * 4096, Ordering::SeqCst);
+    until("room", || match open() {
+        3 => Ok(()),
+        many => Err(many),
+    })
+    .await;
+    let is_here = |layer: &Value| {
+        world.state.join(format!("layers/meta/{}.erofs", layer["digest"].as_str().unwrap())).exists()
+    };
+    let mut here = Vec::new();
+    for name in ["a", "b", "c", "used"] {
+        here.push(is_here(&of(name).await));
+    }
+    assert_eq!(here, [false, false, true, true]);
+    assert!(world.host.content.evicted.lock().unwrap().is_empty(), "the disk has room");
+    // What runs is never let go of, however little room there is.
+    world.host.content.budget.store(4096, Ordering::SeqCst);
+    until("room", || match open() {
+        2 => Ok(()),
+        many => Err(many),
+    })
+    .await;
+    assert!(is_here(&of("used").await));
+    start("a").await;
+}
+
+/// The collector that had it on its list is dead, its list is void, and its removal comes all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_layer_that_a_very_late_removal_takes_while_it_is_made_ready_is_not_relied_on() {
+    let world = World::new();
+    let edge = world.ready().await;
+    let digest = edge.client.get("/v1/images/base").await.expect(200)["digest"].as_str().unwrap().to_owned();
+    let list = world.state.join("store/collect/other");
+    std::fs::create_dir_all(list.parent().unwrap()).unwrap();
+    std::fs::write(&list, format!("{{\"void_ms\":1,\"keys\":[\"layers/{digest}\"]}}")).unwrap();
+    let old = std::time::SystemTime::now() - std::time::Duration::from_secs(60);
+    std::fs::File::options().append(true).open(&list).unwrap().set_modified(old).unwrap();
+    world.host.content.hold_open.send_replace(true);
+    let client = edge.client.clone();
+    let create =
+        tokio::spawn(async move { client.post("/v1/sandboxes", json!({ "container_image": "base" })).await });
+    until("the layer's content being opened", || match world.host.content.opening.load(Ordering::SeqCst) {
+        0 => Err(0),
+        _ => Ok(()),
+    })
+    .await;
+    std::fs::remove_file(world.state.join(format!("store/layers/{digest}"))).unwrap();
+    world.host.content.hold_open.send_replace(false);
+    create.await.unwrap().refused(503, "unavailable");
+    assert_eq!(world.host.launches.load(Ordering::SeqCst), 0);
+}
+
+/// Both make the same layers over and over and take their names away again, and each collects all the while what the other may just
+/// be about to rely on.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_nodes_publish_and_collect_at_once_and_what_has_a_name_is_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = format!("[store]\nurl = {:?}\ncreate = true\n", dir.path().join("store"));
+    let worlds = [World::with(&settings), World::with(&settings)];
+    let edges = worlds.each_ref().map(World::edge);
+    let is_over = Arc::new(AtomicBool::new(false));
+    let collecting: Vec<_> = edges
+        .iter()
+        .map(|edge| {
+            let (client, is_over) = (edge.client.clone(), Arc::clone(&is_over));
+            tokio::spawn(async move {
+                let mut removed = 0;
+                while !is_over.load(Ordering::SeqCst) {
+                    let done = lines(&client.post("/v1/store/collect?grace_s=0", json!({})).await.text());
+                    let last = done.last().unwrap();
+                    assert_eq!(last["event"], "done", "{last}");
+                    removed += last["collected"]["packs"].as_u64().unwrap();
+                }
+                removed
+            })
+        })
+        .collect();
+    let publishing = edges.iter().enumerate().map(|(node, edge)| async move {
+        for round in 0..12 {
+            let name = format!("n{node}-{round}");
+            let made = toolkit(edge, &name, &(round % 3).to_string()).await;
+            let path = format!("/v1/layers/toolkit/{name}");
+            let seen = lines(&edge.client.post(&format!("{path}/verify"), json!({})).await.text());
+            assert_eq!(seen.last().unwrap()["findings"], json!([]), "{name}: {made}");
+            if round % 4 != 3 {
+                // The other may be about to publish the same layer.
+                assert!([204, 409].contains(&edge.client.delete(&path).await.status), "{name}");
+            }
+        }
+    });
+    futures_util::future::join_all(publishing).await;
+    is_over.store(true, Ordering::SeqCst);
+    let mut removed = 0;
+    for collecting in collecting {
+        removed += collecting.await.unwrap();
+    }
+    assert!(removed > 0, "nothing was there to collect");
+    let seen = lines(&edges[0].client.post("/v1/store/verify", json!({})).await.text());
+    let last = seen.last().unwrap();
+    assert_eq!((&last["findings"], last["layers"].as_u64()), (&json!([]), Some(3)), "{last}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metadata_that_is_none_never_comes_to_the_kernel() {
+    let world = World::new();
+    let edge = world.ready().await;
+    let good = toolkit(&edge, "good", "good").await;
+    let store = Store::open(&world.config().store).await.unwrap();
+    let mut manifest = store.manifest(&good["digest"].as_str().unwrap().parse().unwrap()).await.unwrap();
+    let mut bytes = store.metadata(&manifest.metadata).await.unwrap().to_vec();
+    // The root directory is another number: what its digest vouches for is no file system.
+    bytes[1024..1152].fill(0xff);
+    let lease = Arc::new(Lease::begin(&store, "test", Duration::from_secs(60)).await.unwrap());
+    let session = Publish::begin(Arc::clone(&lease)).await.unwrap();
+    manifest.metadata.id = session.metadata(bytes.into()).await.unwrap();
+    let (name, version) = ("bad".parse().unwrap(), "1".parse().unwrap());
+    let id = session.name(&manifest, &name, &version).await.unwrap();
+    lease.release().await.unwrap();
+    let launches = world.host.launches.load(Ordering::SeqCst);
+    let request = json!({ "container_image": "base", "toolkits": ["bad@1"] });
+    edge.client.post("/v1/sandboxes", request).await.refused(500, "internal");
+    assert_eq!(world.host.launches.load(Ordering::SeqCst), launches);
+    assert!(!world.state.join(format!("layers/meta/{id}.erofs")).exists());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -88,6 +88,69 @@ async fn sandboxes_commands_and_output_outlive_the_edge() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_edge_serves_what_runs_while_its_store_is_away_and_takes_it_up_when_it_is_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, away) = (dir.path().join("store"), dir.path().join("away"));
+    let mut world = World::with(&format!("[store]\nurl = {store:?}\ncreate = true\n"));
+    let edge = world.ready().await;
+    let id = edge.client.create().await;
+    on_disk(&world, &id, "running").await;
+    drop(edge);
+    std::fs::rename(&store, &away).unwrap();
+    // As with any store after the first start.
+    world.extra = format!("[store]\nurl = {store:?}\n");
+    let edge = world.edge();
+    assert_eq!(edge.client.run(&id, "echo on").await["stdout"], "on\n");
+    let sandbox = edge.client.get(&format!("/v1/sandboxes/{id}?content=true")).await.expect(200);
+    assert_eq!(sandbox["state"], "running");
+    assert!(sandbox["layers"][0]["content"]["size_bytes"].as_u64().unwrap() > 0, "{sandbox}");
+    let name = store.display().to_string();
+    let layer_calls = [
+        ("GET", "/v1/images", json!(null)),
+        ("GET", "/v1/images/base", json!(null)),
+        ("DELETE", "/v1/images/base", json!(null)),
+        ("PUT", "/v1/images/other", json!("no archive")),
+        ("POST", "/v1/sandboxes", json!({ "container_image": "base" })),
+        ("POST", "/v1/store/collect", json!({})),
+    ];
+    for (method, path, body) in &layer_calls {
+        let answer = edge.client.send(method, path, &[], body.to_string()).await;
+        let text = answer.text();
+        // What is streamed ends with the error.
+        let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+        let error = if answer.status == 200 { &last["error"] } else { &last };
+        assert_eq!(error["code"], "unavailable", "{method} {path}: {text}");
+        assert!(error["message"].as_str().unwrap().contains(&name), "{method} {path}: {text}");
+    }
+    let pack = edge.client.post(&format!("/v1/sandboxes/{id}/pack"), json!({ "name": "x" })).await;
+    assert!(pack.refused(503, "unavailable")["message"].as_str().unwrap().contains(&name));
+    assert!(!store.exists(), "nothing is written where the store is not");
+    assert_eq!(store_state(&edge).await, "missing");
+    std::fs::rename(&away, &store).unwrap();
+    for _ in 0..2000 {
+        if store_state(&edge).await == "works" {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    assert_eq!(store_state(&edge).await, "works");
+    edge.client.create().await;
+    edge.client.delete("/v1/images/base").await.refused(409, "conflict");
+    let held = std::fs::read_dir(store.join("leases")).unwrap().map(|entry| entry.unwrap().file_name());
+    let held: Vec<String> = held.map(|name| name.into_string().unwrap()).collect();
+    let digest = sandbox["layers"][0]["id"].as_str().unwrap();
+    assert!(held.iter().any(|hold| hold.contains(".hold.") && hold.ends_with(digest)), "{held:?}");
+}
+
+/// How the node says its store is.
+async fn store_state(edge: &crate::support::Edge) -> String {
+    let nodes = edge.client.get("/v1/nodes").await.expect(200);
+    let features = nodes["nodes"][0]["features"].as_array().unwrap();
+    let store = features.iter().find(|feature| feature["name"] == "store");
+    store.map_or_else(String::new, |store| store["state"].as_str().unwrap().to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_record_stays_small_and_its_last_whole_version_counts() {
     let world = World::new();
     let edge = world.ready().await;

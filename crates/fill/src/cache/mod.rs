@@ -253,6 +253,28 @@ impl Cache {
         self.used.load(Ordering::Relaxed)
     }
 
+    /// Bytes of content that may be here.
+    pub fn budget(&self) -> u64 {
+        self.budget
+    }
+
+    /// Bytes of content that may not go: their blobs are mounted directly or pinned.
+    pub fn kept_bytes(&self) -> u64 {
+        let (kept, _) = self.by_fate();
+        kept.iter().map(|blob| blob.here_bytes()).sum()
+    }
+
+    /// The blobs of which nothing may go, and the others.
+    fn by_fate(&self) -> (Vec<Arc<CachedBlob>>, Vec<Arc<CachedBlob>>) {
+        let known = self.known().into_iter().filter_map(|(_, id)| {
+            let found = self.blob(id);
+            found
+                .inspect_err(|error| tracing::warn!(blob = %id, %error, "a blob cannot be looked at"))
+                .ok()?
+        });
+        known.partition(|blob| blob.is_kept())
+    }
+
     /// Keeps a group whose bytes were checked.
     ///
     /// # Errors
@@ -295,14 +317,7 @@ impl Cache {
     /// Takes content out, what was asked for longest ago first, until `bytes` are free: bytes that were freed.
     pub fn evict_oldest(&self, bytes: u64) -> u64 {
         let _one = hold(&self.evicting);
-        let mut blobs = Vec::new();
-        for (_, id) in self.known() {
-            match self.blob(id) {
-                Ok(Some(blob)) if !blob.is_kept() => blobs.push(blob),
-                Ok(_) => {}
-                Err(error) => tracing::warn!(blob = %id, %error, "a blob cannot be looked at"),
-            }
-        }
+        let (_, blobs) = self.by_fate();
         let mut ages: Vec<(u32, usize, u64)> = Vec::new();
         for (at, blob) in blobs.iter().enumerate() {
             ages.extend(blob.ages().map(|(used_s, group)| (used_s, at, group)));

@@ -9,7 +9,7 @@ use std::time::Duration;
 use dsec_edge::layers::{Calling, Content};
 use dsec_fill::client::{ClientError, Opened};
 use dsec_fill::engine::Counts;
-use dsec_fill::protocol::{BlobStats, Fetched, Stats};
+use dsec_fill::protocol::{BlobStats, Fetched, Room, Stats};
 use dsec_fill::trace::Trace;
 use dsec_image::layer::BlobId;
 
@@ -26,6 +26,9 @@ pub struct State {
     pub hold_close: tokio::sync::watch::Sender<bool>,
     /// Closings that wait.
     pub closing: AtomicU64,
+    /// The same of opening.
+    pub hold_open: tokio::sync::watch::Sender<bool>,
+    pub opening: AtomicU64,
     /// Rounds that each fetch takes.
     pub rounds: AtomicU64,
     /// Why fetches end without their content.
@@ -33,6 +36,9 @@ pub struct State {
     /// Fetches that were asked for, and what is said to have been done for each blob.
     pub fetches: Mutex<Vec<Option<Vec<u32>>>>,
     pub counts: Mutex<BTreeMap<BlobId, Counts>>,
+    /// The cache's budget; without one there is room for everything.
+    pub budget: AtomicU64,
+    pub evicted: Mutex<Vec<BlobId>>,
 }
 
 pub struct FakeContent(Arc<Host>);
@@ -56,6 +62,10 @@ impl Content for FakeContent {
     fn open(&self, blob: BlobId) -> Calling<'_, Opened> {
         let path = self.path(blob);
         Box::pin(async move {
+            let mut held = self.0.content.hold_open.subscribe();
+            self.0.content.opening.fetch_add(1, Ordering::SeqCst);
+            let _ = held.wait_for(|held| !held).await;
+            self.0.content.opening.fetch_sub(1, Ordering::SeqCst);
             let size_bytes = path.metadata().map(|meta| meta.len()).map_err(|error| {
                 ClientError::Refused { message: format!("no content of {blob}: {error}"), again: false }
             })?;
@@ -127,6 +137,22 @@ impl Content for FakeContent {
         };
         let known = blobs.iter().map(of).collect();
         Box::pin(async { Ok(known) })
+    }
+
+    /// Every open blob is whole, and the rest of the cache is of what was closed.
+    fn room(&self) -> Calling<'_, Room> {
+        let kept_bytes = 4096 * self.0.content.open.lock().unwrap().len() as u64;
+        let budget_bytes = self.0.content.budget.load(Ordering::SeqCst);
+        let room = match budget_bytes {
+            0 => Room { budget_bytes: u64::MAX, used_bytes: kept_bytes, kept_bytes },
+            _ => Room { budget_bytes, used_bytes: budget_bytes, kept_bytes },
+        };
+        Box::pin(async move { Ok(room) })
+    }
+
+    fn evict(&self, blob: BlobId) -> Calling<'_, u64> {
+        self.0.content.evicted.lock().unwrap().push(blob);
+        Box::pin(async { Ok(4096) })
     }
 
     fn shut_down(&self) -> Calling<'_, ()> {

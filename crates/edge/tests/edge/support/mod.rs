@@ -271,11 +271,17 @@ impl World {
 
     /// Starts an edge on this world's state. Blocks until it serves.
     pub fn edge(&self) -> Edge {
+        self.edge_with_threads(dsec_edge::BLOCKING_THREADS)
+    }
+
+    /// The same with fewer threads that may block.
+    pub fn edge_with_threads(&self, blocking: usize) -> Edge {
         let (config, host) = (self.config(), Arc::clone(&self.host));
         let content = Arc::new(FakeContent::new(Arc::clone(&host)));
         let started = std::thread::spawn(move || {
+            let mut runtime = tokio::runtime::Builder::new_multi_thread();
             let runtime =
-                tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+                runtime.worker_threads(2).max_blocking_threads(blocking).enable_all().build().unwrap();
             let path = config.socket.clone();
             let (node, socket) = runtime.block_on(async {
                 let node = Node::start(config, Arc::new(Backend(host)), content).await.unwrap();
