@@ -1,11 +1,12 @@
 //! The vocabulary of dsec, without I/O: ids, resource limits, the sandbox lifecycle,
-//! admission arithmetic and the kinds of error a caller can meet.
+//! admission and placement, who may do what, and the kinds of error a caller can meet.
 //!
 //! Nothing here knows of a clock, a random source, a socket or a file, so every rule in it can be
 //! tested by calling it.
 
 pub mod admission;
 pub mod error;
+pub mod iam;
 pub mod id;
 pub mod lifecycle;
 pub mod limits;
