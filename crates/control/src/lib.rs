@@ -4,7 +4,7 @@
 //! ```text
 //! caller ── HTTP ──► server ► access (id, log, metrics, panics) ► api (routes, OpenAPI)
 //!                                                                  │ keys     who asks
-//!                                                                  │ placement where a create goes
+//!                                                                  │ watcher  what nodes say, and where a create goes
 //!                                                                  ▼
 //!                                         forward ► upstream (pool, bodies, tunnels) ── HTTP ──► edge
 //! ```
@@ -21,6 +21,6 @@ pub mod keys;
 pub mod metrics;
 pub mod nodes;
 pub mod openapi;
-pub mod placement;
 pub mod server;
 pub mod upstream;
+pub mod watcher;

@@ -108,6 +108,18 @@ pub fn memory_mib_now() -> Result<(u64, u64), ApiError> {
     }
 }
 
+/// Share of the last ten seconds in which some process waited for a processor, 0 to 1; 0 where the kernel does not tell.
+/// Source: `/proc/pressure/cpu`, pressure stall information.
+pub fn cpu_pressure_now() -> f64 {
+    std::fs::read_to_string("/proc/pressure/cpu").ok().and_then(|text| some_avg10(&text)).unwrap_or(0.0)
+}
+
+fn some_avg10(text: &str) -> Option<f64> {
+    let some = text.lines().find_map(|line| line.strip_prefix("some "))?;
+    let percent = some.split(' ').find_map(|field| field.strip_prefix("avg10="))?;
+    Some(percent.parse::<f64>().ok()?.clamp(0.0, 100.0) / 100.0)
+}
+
 /// All that this node has.
 ///
 /// # Errors
@@ -119,4 +131,17 @@ pub fn capacity(backend: &dyn Launch) -> Result<Capacity, ApiError> {
         cpu_millis: cores as u64 * 1000,
         disk_mib: backend.disk().0 / MIB,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pressure_is_the_share_of_ten_seconds() {
+        let text = "some avg10=12.50 avg60=3.00 avg300=1.00 total=5\nfull avg10=99.00 avg60=0.00 avg300=0.00 total=0\n";
+        assert_eq!(some_avg10(text), Some(0.125));
+        assert_eq!(some_avg10(""), None);
+        assert_eq!(some_avg10("some avg60=1.00"), None);
+    }
 }

@@ -1,5 +1,6 @@
 //! `edge.toml`: read once, checked once, then passed down as [`Config`].
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use dsec_model::{Limits, NodeId};
@@ -28,6 +29,8 @@ struct File {
     aether: Option<PathBuf>,
     fill: Option<PathBuf>,
     max_sandboxes: Option<u64>,
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
     store: Option<StoreSettings>,
     #[serde(default)]
     cache: Cache,
@@ -90,6 +93,8 @@ pub struct Config {
     pub fill: PathBuf,
     /// Most sandboxes at once.
     pub max_sandboxes: u64,
+    /// What the operator says of this node: placement can be asked for them.
+    pub labels: BTreeMap<String, String>,
     /// Where layers are kept. Default: a directory of the state directory.
     pub store: StoreSettings,
     /// Bytes that content of layers may take on this node, beside the store.
@@ -191,6 +196,7 @@ impl Config {
             cache_bytes: cache_mib << 20,
             registries,
             max_sandboxes,
+            labels: file.labels,
             defaults,
             state_dir: file.state_dir,
         })

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use dsec_model::{ErrorKind, SandboxId};
 use dsec_proto::rest::{ApiError, CreateSandboxRequest, Exec};
@@ -16,6 +17,8 @@ const KEY_MAX: usize = 128;
 /// Bytes of a first command's output that are kept with its key for an hour: 10,000 of them are 160 MB at
 /// worst, and most are short. Longer ones are read again from the sandbox while it runs.
 const OUTPUT_KEPT_MAX: usize = 16 << 10;
+/// How long a create may be on its way from control to here.
+const FENCED_FOR: Duration = Duration::from_secs(600);
 
 /// A key as it is kept with its sandbox's record.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -26,6 +29,9 @@ pub struct StoredKey {
     pub key: String,
     /// SHA-256 of the request's canonical form, hex.
     pub request: String,
+    /// Which attempt of its caller's this create is, where the caller counts.
+    #[serde(skip)]
+    pub attempt: Option<u32>,
 }
 
 impl StoredKey {
@@ -33,7 +39,12 @@ impl StoredKey {
     ///
     /// # Errors
     /// It is not 1 to 128 visible ASCII characters.
-    pub fn new(project: &str, key: &str, request: &CreateSandboxRequest) -> Result<Self, ApiError> {
+    pub fn new(
+        project: &str,
+        key: &str,
+        attempt: Option<u32>,
+        request: &CreateSandboxRequest,
+    ) -> Result<Self, ApiError> {
         if key.is_empty() || key.len() > KEY_MAX || !key.bytes().all(|b| b.is_ascii_graphic()) {
             return Err(invalid(format!(
                 "the idempotency-key has {} bytes; it must be 1 to {KEY_MAX} visible ASCII characters",
@@ -43,7 +54,11 @@ impl StoredKey {
         // Maps are ordered and absent fields are left out, so equal requests have equal texts.
         let text = serde_json::to_vec(request).map_err(|e| invalid(e.to_string()))?;
         let request = Sha256::digest(&text).iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(Self { project: project.to_owned(), key: key.to_owned(), request })
+        Ok(Self { project: project.to_owned(), key: key.to_owned(), request, attempt })
+    }
+
+    fn place(&self) -> Place {
+        (self.project.clone(), self.key.clone())
     }
 }
 
@@ -88,10 +103,25 @@ struct Slot {
     outcome: watch::Receiver<Outcome>,
 }
 
+/// A project and a key.
+type Place = (String, String);
+
+/// A later attempt went elsewhere: those before it are not taken any more.
+struct Fence {
+    attempt: u32,
+    since: Instant,
+}
+
+#[derive(Default)]
+struct Table {
+    slots: HashMap<Place, Slot>,
+    fences: HashMap<Place, Fence>,
+}
+
 /// The keys of this node's sandboxes.
 #[derive(Default)]
 pub struct Keys {
-    slots: Mutex<HashMap<(String, String), Slot>>,
+    table: Mutex<Table>,
 }
 
 /// What to do with a create.
@@ -120,24 +150,31 @@ impl Drop for Reservation {
     fn drop(&mut self) {
         let made = matches!(*self.outcome.borrow(), Some(Ok(_)));
         if !made {
-            self.keys.lock().remove(&(self.key.project.clone(), self.key.key.clone()));
+            self.keys.lock().slots.remove(&self.key.place());
         }
     }
 }
 
 impl Keys {
-    fn lock(&self) -> MutexGuard<'_, HashMap<(String, String), Slot>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Claims a key.
     ///
     /// # Errors
-    /// The key belongs to another request.
+    /// The key belongs to another request; a later attempt was here already.
     pub fn claim(self: &Arc<Self>, key: &StoredKey) -> Result<Claim, ApiError> {
-        let mut slots = self.lock();
-        let at = (key.project.clone(), key.key.clone());
-        match slots.get(&at) {
+        let mut table = self.lock();
+        let at = key.place();
+        let fence = table.fences.get(&at);
+        if let (Some(attempt), Some(fence)) = (key.attempt, fence)
+            && attempt < fence.attempt
+        {
+            let message = format!("attempt {attempt} of this create came after attempt {}", fence.attempt);
+            return Err(ApiError::new(ErrorKind::Conflict, message).hint("the later one is answered"));
+        }
+        match table.slots.get(&at) {
             Some(slot) if slot.request == key.request => Ok(Claim::Known(slot.outcome.clone())),
             Some(_) => Err(ApiError::new(
                 ErrorKind::AlreadyExists,
@@ -146,25 +183,39 @@ impl Keys {
             .hint("draw a new key for each new sandbox")),
             None => {
                 let (outcome, receiver) = watch::channel(None);
-                slots.insert(at, Slot { request: key.request.clone(), outcome: receiver });
+                table.slots.insert(at, Slot { request: key.request.clone(), outcome: receiver });
                 Ok(Claim::First(Reservation { keys: Arc::clone(self), key: key.clone(), outcome }))
             }
         }
     }
 
+    /// Whether a sandbox of this key is here or being made. If not, no attempt before this one makes it any more.
+    pub fn fence(&self, project: &str, key: &str, attempt: u32) -> bool {
+        let mut table = self.lock();
+        let at = (project.to_owned(), key.to_owned());
+        if table.slots.contains_key(&at) {
+            return true;
+        }
+        let fence = table.fences.entry(at).or_insert(Fence { attempt, since: Instant::now() });
+        fence.attempt = fence.attempt.max(attempt);
+        fence.since = Instant::now();
+        false
+    }
+
     /// Enters the key of a sandbox that is there already.
     pub fn restore(&self, key: &StoredKey, id: &SandboxId) {
         let (_, outcome) = watch::channel(Some(Ok(Made { id: id.clone(), first_exec: None })));
-        self.lock()
-            .insert((key.project.clone(), key.key.clone()), Slot { request: key.request.clone(), outcome });
+        self.lock().slots.insert(key.place(), Slot { request: key.request.clone(), outcome });
     }
 
-    /// Forgets keys of sandboxes that are not known any more.
+    /// Forgets keys of sandboxes that are not known any more, and attempts that cannot be on their way any more.
     pub fn retain(&self, known: impl Fn(&SandboxId) -> bool) {
-        self.lock().retain(|_, slot| match &*slot.outcome.borrow() {
+        let mut table = self.lock();
+        table.slots.retain(|_, slot| match &*slot.outcome.borrow() {
             Some(Ok(made)) => known(&made.id),
             _ => true,
         });
+        table.fences.retain(|_, fence| fence.since.elapsed() < FENCED_FOR);
     }
 }
 
@@ -180,5 +231,37 @@ pub async fn outcome(mut slot: watch::Receiver<Outcome>) -> Result<Made, ApiErro
     match slot.wait_for(Option::is_some).await {
         Ok(outcome) => outcome.clone().unwrap_or_else(|| Err(interrupted())),
         Err(_) => Err(interrupted()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(attempt: Option<u32>) -> StoredKey {
+        let request = serde_json::from_value(serde_json::json!({ "container_image": "debian" })).unwrap();
+        StoredKey::new("root", "k", attempt, &request).unwrap()
+    }
+
+    #[test]
+    fn an_attempt_that_comes_after_a_later_one_makes_nothing() {
+        let keys = Arc::<Keys>::default();
+        assert!(!keys.fence("root", "k", 2));
+        assert_eq!(keys.claim(&key(Some(1))).err().unwrap().kind(), ErrorKind::Conflict);
+        assert!(!keys.fence("other", "k", 9), "of another project");
+        assert!(matches!(keys.claim(&key(Some(2))), Ok(Claim::First(_))));
+        assert!(matches!(keys.claim(&key(None)), Ok(Claim::First(_))), "who does not count is not held up");
+    }
+
+    #[test]
+    fn a_create_under_way_is_known() {
+        let keys = Arc::<Keys>::default();
+        let Ok(Claim::First(reservation)) = keys.claim(&key(Some(1))) else { panic!("it is the first") };
+        assert!(keys.fence("root", "k", 2));
+        assert!(matches!(keys.claim(&key(Some(2))), Ok(Claim::Known(_))));
+        drop(reservation);
+        assert!(!keys.fence("root", "k", 3), "it failed, and another may make it");
+        keys.retain(|_| false);
+        assert_eq!(keys.claim(&key(Some(2))).err().unwrap().kind(), ErrorKind::Conflict, "not forgotten yet");
     }
 }

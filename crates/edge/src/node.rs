@@ -8,7 +8,7 @@ use dsec_proto::rest::{ApiError, BACKEND_CONTAINER, Feature, NodeStatus, NodeUsa
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
-use crate::admit::{Room, capacity, memory_mib_now};
+use crate::admit::{Room, capacity, cpu_pressure_now, memory_mib_now};
 use crate::clock::now_ms;
 use crate::config::Config;
 use crate::ended::EndedLog;
@@ -148,6 +148,7 @@ impl Node {
             memory_promised_mib: self.room.promised_mib(),
             memory_available_mib: memory_mib_now()?.1,
             disk_free_mib: self.launch.disk().1 / MIB,
+            cpu_pressure: cpu_pressure_now(),
             ..NodeUsage::default()
         };
         for handle in self.registry.all() {
@@ -167,6 +168,9 @@ impl Node {
             usage,
             backends: vec![BACKEND_CONTAINER.to_owned()],
             store: self.layers.store_id(),
+            architecture: std::env::consts::ARCH.to_owned(),
+            sandboxes_max: self.config.max_sandboxes,
+            labels: self.config.labels.clone(),
             features: self.features(),
         })
     }

@@ -10,6 +10,7 @@ pub mod iam;
 pub mod id;
 pub mod lifecycle;
 pub mod limits;
+pub mod placement;
 
 pub use admission::{Admission, Capacity, Demand};
 pub use error::ErrorKind;

@@ -28,13 +28,16 @@ pub use layer::{
 pub use node::{Feature, FeatureState, NodeStatus, NodeUsage};
 pub use pack::{ImageSettings, LAYER_WORKSPACE, LeftOut, PackRequest, Packed, Quiesce};
 pub use sandbox::{
-    BACKEND_CONTAINER, CreateSandboxRequest, LaunchPhase, Sandbox, SandboxLayer, SandboxLimits, SandboxList,
-    StopRequest, Usage,
+    BACKEND_CONTAINER, CreateSandboxRequest, FenceRequest, Fenced, LaunchPhase, Sandbox, SandboxLayer,
+    SandboxLimits, SandboxList, StopRequest, Usage,
 };
 pub use session::{Session, SessionList, SessionRequest};
 
 /// Header that makes a create idempotent: the same key gives the same sandbox.
 pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
+/// Which attempt of its caller's a create with a key is, counted from 1, no number twice. A caller who counts has the first
+/// placed where there is most room; later ones look for what the first became.
+pub const IDEMPOTENCY_ATTEMPT: &str = "idempotency-attempt";
 /// Header that names, separated by commas, the nodes without which an answer is.
 pub const UNREACHABLE_NODES: &str = "x-dsec-unreachable-nodes";
 /// Header that names one request in logs of every process; made where it is missing.

@@ -144,6 +144,8 @@ class FakeApi:
         self.requests: list[tuple[str, str]] = []
         self.sandboxes: dict[str, dict[str, Any]] = {}
         self.keys: dict[str, tuple[str, str]] = {}
+        #: Which attempt each create with a key said it was.
+        self.attempts: list[str | None] = []
         self.execs: dict[tuple[str, str], Exec] = {}
         self.shells: dict[tuple[str, str], Shell] = {}
         self.images = FakeImages()
@@ -230,6 +232,8 @@ class FakeApi:
     @web.middleware
     async def _middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         self.requests.append((request.method, request.path))
+        if "idempotency-key" in request.headers:
+            self.attempts.append(request.headers.get("idempotency-attempt"))
         try:
             for fault in self.faults:
                 if fault.times and request.method == fault.method and request.path.endswith(fault.ends):

@@ -261,12 +261,14 @@ async def test_a_create_whose_answer_is_lost_makes_one_sandbox(api: FakeApi, cli
     sb = await client.run_container(ARGS)
     assert list(api.sandboxes) == [sb.id]
     assert api.count("POST", "/sandboxes") == 3
+    assert api.attempts == ["1", "2", "3"]
 
 
-async def test_the_same_key_gives_the_same_sandbox(client: DSecClient) -> None:
+async def test_the_same_key_gives_the_same_sandbox(api: FakeApi, client: DSecClient) -> None:
     first = await client.run_container(ARGS, idempotency_key="k")
     second = await client.run_container(ARGS, idempotency_key="k")
     assert first.id == second.id
+    assert api.attempts == [None, None], "who else holds the key is not known"
     with pytest.raises(Conflict):
         await client.run_container(DSecContainerRunArgs(container_image="other"), idempotency_key="k")
 

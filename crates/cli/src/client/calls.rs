@@ -7,10 +7,10 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use dsec_model::{ExecId, SandboxId, SessionId};
 use dsec_proto::rest::{
-    CreateSandboxRequest, Exec, ExecList, ExecRequest, FileInfo, IDEMPOTENCY_KEY, INLINE_MAX, Image,
-    ImageList, LAYER_BASE, LayerTrace, MoveRequest, NodeStatus, PackRequest, Packed, PrefetchRequest,
-    PtySize, PullRequest, Sandbox, SandboxList, Session, SessionList, SessionRequest, SignalRequest,
-    StopRequest,
+    CreateSandboxRequest, Exec, ExecList, ExecRequest, FileInfo, IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_KEY,
+    INLINE_MAX, Image, ImageList, LAYER_BASE, LayerTrace, MoveRequest, NodeStatus, PackRequest, Packed,
+    PrefetchRequest, PtySize, PullRequest, Sandbox, SandboxList, Session, SessionList, SessionRequest,
+    SignalRequest, StopRequest,
 };
 use reqwest::{Method, Response, header};
 use serde::Deserialize;
@@ -66,17 +66,18 @@ impl Client {
         let mut key = [0u8; 16];
         let random = getrandom::fill(&mut key).is_ok();
         let key = format!("dsec-{:032x}", u128::from_be_bytes(key));
-        let mut tries_left = if random { CREATE_TRIES } else { 1 };
+        let tries = if random { CREATE_TRIES } else { 1 };
+        let mut attempt = 0;
         loop {
+            attempt += 1;
             let mut http = self.request(Method::POST, "/sandboxes").json(request);
             if random {
-                http = http.header(IDEMPOTENCY_KEY, &key);
+                http = http.header(IDEMPOTENCY_KEY, &key).header(IDEMPOTENCY_ATTEMPT, attempt);
             }
-            tries_left -= 1;
             match self.json(http).await {
-                Err(ClientError::Broken { .. }) if tries_left > 0 => {}
+                Err(ClientError::Broken { .. }) if attempt < tries => {}
                 // After a lost answer, a server that starts again is waited for as well.
-                Err(ClientError::Unreachable { .. }) if tries_left > 0 && tries_left < CREATE_TRIES - 1 => {}
+                Err(ClientError::Unreachable { .. }) if (2..tries).contains(&attempt) => {}
                 result => return result,
             }
             tokio::time::sleep(CREATE_PAUSE).await;

@@ -16,7 +16,8 @@ use super::system::text;
 use crate::access::REQUEST_ID;
 use crate::failure::{Failure, Reply};
 use crate::forward::{KEY_ID, PROJECT};
-use crate::nodes::{Node, Nodes};
+use crate::nodes::Node;
+use crate::watcher::Nodes;
 
 /// Sandboxes of a page at most, and when nothing is said.
 const LIMIT_MAX: usize = 1000;

@@ -6,10 +6,14 @@ use axum::body::Body;
 use axum::extract::Request;
 use bytes::Bytes;
 use dsec_model::ErrorKind;
+use dsec_model::placement::{self, Refusals, TRIES_MAX, Tries, Wanted};
 use dsec_proto::rest::{
-    CreateSandboxRequest, IDEMPOTENCY_KEY, PackRequest, Packed, Sandbox, SandboxList, StopRequest,
+    BACKEND_CONTAINER, CreateSandboxRequest, FenceRequest, Fenced, IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_KEY,
+    PackRequest, Packed, Sandbox, SandboxList, StopRequest,
 };
+use futures_util::future::join_all;
 use http::{HeaderMap, StatusCode};
+use serde::Deserialize;
 use serde_json::json;
 use utoipa::IntoParams;
 
@@ -17,8 +21,6 @@ use super::{Call, SandboxCall, lists};
 use crate::app::App;
 use crate::failure::{Failure, Reply};
 use crate::forward::{self, BodyKind, Outgoing};
-use crate::nodes::Node;
-use crate::placement;
 use crate::upstream::SendError;
 
 /// Longest idempotency key, bytes.
@@ -67,83 +69,161 @@ pub(crate) struct GetQuery {
 ///
 /// If the caller hangs up, the create runs to its end and the sandbox stays until its `ttl_running_stop`.
 #[utoipa::path(post, path = "/v1/sandboxes", operation_id = "create_sandbox", tag = "sandboxes",
-    params(("idempotency-key" = Option<String>, Header, description = "1 to 128 visible ASCII characters. The same key with the same body answers 200 with the same sandbox; with another body, 409.")),
+    params(("idempotency-key" = Option<String>, Header, description = "1 to 128 visible ASCII characters. The same key with the same body answers 200 with the same sandbox; with another body, 409."),
+        ("idempotency-attempt" = Option<u32>, Header, description = "With a key: which attempt of the caller's this is, counted from 1. The first then goes where there is most room.")),
     request_body = CreateSandboxRequest,
     responses((status = 201, description = "It runs.", body = Sandbox),
         (status = 200, description = "An earlier request with this key made it.", body = Sandbox)))]
 pub async fn create(mut call: Call) -> Reply {
     let key = idempotency_key(call.request.headers())?;
+    let attempt = attempt(call.request.headers())?;
     if let Some(node) = call.app.nodes.only() {
         let node = Arc::clone(node);
         return call.forward(&node, BodyKind::Json).await;
     }
     let body = forward::whole(call.take_body()).await?;
-    let mut placement = Placement::new(&call, key);
-    while let Some(node) = placement.next(&call.app) {
-        node.note_create();
-        let mut outgoing =
-            Outgoing::new(placement.request(&call, &body), &call.caller, BodyKind::Json).await?;
-        match outgoing.try_send(&node, &call.app.tunnels).await {
+    call.app.nodes.watched.gathered().await;
+    let mut placement = Placement::new(&call, key.as_deref(), attempt, &body);
+    if let (Some(key), Some(attempt @ 2..)) = (&key, attempt) {
+        placement.order = find(&call.app, &lists::identity(&call), key, attempt).await?.map(|at| vec![at]);
+    }
+    while let Some((at, sent_ms)) = placement.next(&call.app) {
+        let node = &call.app.nodes.all()[at];
+        let mut outgoing = Outgoing::new(again(&call, &body), &call.caller, BodyKind::Json).await?;
+        match outgoing.try_send(node, &call.app.tunnels).await {
             Ok(answer) if answer.status() == StatusCode::TOO_MANY_REQUESTS => {
-                placement.refusal = Some(Ok(answer));
+                call.app.nodes.watched.refused(at, sent_ms);
+                placement.refusals.add(WITHOUT_ROOM);
             }
-            Err(error @ SendError::Unreachable(_)) => {
-                placement.refusal.get_or_insert_with(|| Err(forward::failure_of(&node, error)));
+            Err(SendError::Unreachable(_)) => {
+                call.app.nodes.watched.refused(at, sent_ms);
+                call.app.nodes.watched.unreachable(at);
+                placement.refusals.add("unreachable");
             }
             Ok(answer) => return Ok(answer),
-            Err(error) => return Err(forward::failure_of(&node, error)),
+            Err(error) => return Err(forward::failure_of(node, error)),
         }
     }
-    // A node without room says more than a node that is down.
-    placement.refusal.unwrap_or_else(|| Err(Failure::new(ErrorKind::Unavailable, "there is no node")))
+    Err(placement.failure(&call.app))
 }
+
+/// The same request once more.
+fn again(call: &Call, body: &Bytes) -> Request {
+    let mut request = Request::new(Body::from(body.clone()));
+    *request.method_mut() = call.request.method().clone();
+    *request.uri_mut() = call.request.uri().clone();
+    *request.headers_mut() = call.request.headers().clone();
+    request
+}
+
+/// What a node that refuses for lack of room is counted as.
+const WITHOUT_ROOM: &str = "without room";
 
 /// One create on its way over the nodes: each is tried once.
 struct Placement {
-    refused: Vec<bool>,
-    /// Of a create with an idempotency key: the nodes still to try, the next one last.
+    backend: String,
+    tries: Tries,
+    /// The nodes still to try, the next one last, of a create that must meet an earlier one.
     order: Option<Vec<usize>>,
-    refusal: Option<Reply>,
+    refusals: Refusals,
 }
 
 impl Placement {
-    fn new(call: &Call, key: Option<String>) -> Self {
-        let nodes = call.app.nodes.all();
-        let order = key.map(|key| {
-            let names: Vec<&str> = nodes.iter().map(|node| node.name().as_str()).collect();
+    fn new(call: &Call, key: Option<&str>, attempt: Option<u32>, body: &Bytes) -> Self {
+        /// What of a request decides where it can go. One that is malformed goes anywhere, and the node says why.
+        #[derive(Deserialize)]
+        struct Needs {
+            backend: Option<String>,
+        }
+        let needs: Option<Needs> = serde_json::from_slice(body).ok();
+        let backend = needs.and_then(|needs| needs.backend).unwrap_or_else(|| BACKEND_CONTAINER.to_owned());
+        // Who does not count attempts may be here for the second time.
+        let order = key.filter(|_| attempt.is_none()).map(|key| {
+            let names = call.app.nodes.all().iter().map(|node| node.name().as_str());
             let scoped = [call.caller.project.as_bytes(), b"\0", key.as_bytes()].concat();
-            let mut order = placement::keyed_order(&names, &scoped);
+            let mut order = placement::keyed_order(names, &scoped);
+            order.truncate(TRIES_MAX);
             order.reverse();
             order
         });
-        Self { refused: vec![false; nodes.len()], order, refusal: None }
+        Self { backend, tries: Tries::default(), order, refusals: Refusals::default() }
     }
 
-    fn next(&mut self, app: &App) -> Option<Arc<Node>> {
-        let nodes = app.nodes.all();
-        let chosen = match &mut self.order {
-            Some(order) => order.pop(),
+    fn wanted(&self) -> Wanted<'_> {
+        Wanted { backend: &self.backend, ..Wanted::default() }
+    }
+
+    /// The node to try next, and when that was.
+    fn next(&mut self, app: &App) -> Option<(usize, u64)> {
+        match &mut self.order {
+            Some(order) => order.pop().map(|at| (at, app.nodes.watched.placed(at))),
             None => {
-                let candidates: Vec<_> =
-                    nodes.iter().zip(&self.refused).map(|(node, refused)| node.candidate(*refused)).collect();
-                placement::choose(&candidates, |below| {
-                    // The bias of the remainder is below 2^-54 for any number of nodes we take.
-                    getrandom::u64().map_or(0, |draw| (draw % below as u64) as usize)
-                })
+                let wanted = Wanted { backend: &self.backend, ..Wanted::default() };
+                app.nodes.watched.place(&wanted, &mut self.tries)
             }
-        };
-        chosen.map(|index| {
-            self.refused[index] = true;
-            Arc::clone(&nodes[index])
-        })
+        }
     }
 
-    fn request(&self, call: &Call, body: &Bytes) -> Request {
-        let mut request = Request::new(Body::from(body.clone()));
-        *request.method_mut() = call.request.method().clone();
-        *request.uri_mut() = call.request.uri().clone();
-        *request.headers_mut() = call.request.headers().clone();
-        request
+    /// Why no node took it, all in one.
+    fn failure(mut self, app: &App) -> Failure {
+        let is_full = self.refusals.counts().contains_key(WITHOUT_ROOM);
+        let mut refusals = std::mem::take(&mut self.refusals);
+        if self.order.is_none() {
+            app.nodes.watched.add_unfit(&self.wanted(), &mut refusals);
+        }
+        let kind = if is_full { ErrorKind::ResourceExhausted } else { ErrorKind::Unavailable };
+        let hint = match kind {
+            ErrorKind::ResourceExhausted => {
+                "stop sandboxes you do not need, ask for less, or try again later"
+            }
+            _ => "`dsec status` shows the nodes",
+        };
+        Failure::new(kind, format!("no node takes the sandbox: {refusals}"))
+            .hint(hint)
+            .detail(json!({ "refusals": refusals.counts() }))
+    }
+}
+
+/// The node that took an earlier attempt of a create, or is about to. When none has, none will: each that answers takes no
+/// earlier attempt from now on.
+async fn find(app: &App, headers: &HeaderMap, key: &str, attempt: u32) -> Result<Option<usize>, Failure> {
+    let nodes = app.nodes.all();
+    let question = FenceRequest { key: key.to_owned(), attempt };
+    let answers: Vec<Result<Fenced, Failure>> =
+        join_all(nodes.iter().map(|node| node.tell("/internal/keys/fence", headers, &question))).await;
+    if let Some(at) = answers.iter().position(|answer| matches!(answer, Ok(Fenced { known: true }))) {
+        return Ok(Some(at));
+    }
+    // An edge of before this question says that there is no such path.
+    let is_silent = |answer: &Result<Fenced, Failure>| {
+        answer.as_ref().is_err_and(|failure| failure.0.kind() != ErrorKind::NotFound)
+    };
+    let silent = nodes
+        .iter()
+        .zip(&answers)
+        .filter(|(node, answer)| is_silent(answer) && !app.nodes.watched.is_lost(node.name()));
+    let silent: Vec<&str> = silent.map(|(node, _)| node.name().as_str()).collect();
+    if silent.is_empty() {
+        return Ok(None);
+    }
+    let message = format!(
+        "an earlier attempt may have made the sandbox on a node that does not answer: {}",
+        silent.join(", ")
+    );
+    Err(Failure::new(ErrorKind::Unavailable, message)
+        .hint("try again: when the node answers its sandbox is found, when it is lost another is made")
+        .detail(json!({ "nodes": silent })))
+}
+
+fn attempt(headers: &HeaderMap) -> Result<Option<u32>, Failure> {
+    let Some(value) = headers.get(IDEMPOTENCY_ATTEMPT) else { return Ok(None) };
+    match value.to_str().ok().and_then(|text| text.parse().ok()) {
+        Some(attempt @ 1..) => Ok(Some(attempt)),
+        _ => Err(Failure::new(
+            ErrorKind::InvalidArgument,
+            format!("{IDEMPOTENCY_ATTEMPT} must be a number from 1"),
+        )
+        .detail(json!({ "field": IDEMPOTENCY_ATTEMPT }))),
     }
 }
 

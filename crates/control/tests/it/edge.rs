@@ -1,9 +1,10 @@
 //! A node that does as the caller's `x-fake` header says.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::future::pending;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use axum::body::Body;
@@ -13,7 +14,8 @@ use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use bytes::Bytes;
 use dsec_proto::rest::{
-    HeldLayer, Image, ImageList, LayerOnNode, NodeStatus, NodeUsage, PrefetchEvent, Sandbox, SandboxList,
+    FenceRequest, Fenced, HeldLayer, Image, ImageList, LayerOnNode, NodeStatus, NodeUsage, PrefetchEvent,
+    Sandbox, SandboxList,
 };
 use futures_util::{StreamExt, stream};
 use http::StatusCode;
@@ -50,6 +52,10 @@ pub(crate) struct Notes {
     pub(crate) arrived: Semaphore,
     /// A permit for each such request whose caller has gone.
     pub(crate) abandoned: Semaphore,
+    /// Idempotency keys of creates that it took.
+    pub(crate) keys: Mutex<BTreeSet<String>>,
+    /// Memory that it says is in use, of 100,000 MiB.
+    pub(crate) memory_used_mib: AtomicU64,
     /// What it lists, newest first.
     pub(crate) sandboxes: Mutex<Vec<Sandbox>>,
 }
@@ -74,6 +80,8 @@ impl FakeEdge {
             gate: Semaphore::new(0),
             arrived: Semaphore::new(0),
             abandoned: Semaphore::new(0),
+            keys: Mutex::default(),
+            memory_used_mib: AtomicU64::new(0),
             sandboxes: Mutex::new(Vec::new()),
         });
         let socket = dir.join(format!("{name}.sock"));
@@ -144,6 +152,7 @@ async fn handle(State(notes): State<Arc<Notes>>, request: Request) -> Response {
     match request.uri().path() {
         "/healthz" => return Json(json!({ "status": "ok" })).into_response(),
         "/v1/nodes" => return Json(json!({ "nodes": [status(&notes)] })).into_response(),
+        "/internal/keys/fence" => return fence(&notes, request).await,
         "/internal/layers" => return Json([held(&notes)]).into_response(),
         "/internal/layers/d1" => return Json(held(&notes)).into_response(),
         _ => {}
@@ -207,6 +216,12 @@ async fn report(notes: &Notes, request: Request) -> Response {
         "sha256": format!("{:x}", Sha256::digest(&body)),
     }))
     .into_response()
+}
+
+async fn fence(notes: &Notes, request: Request) -> Response {
+    let body = request.into_body().collect().await.unwrap().to_bytes();
+    let asked: FenceRequest = serde_json::from_slice(&body).unwrap();
+    Json(Fenced { known: notes.keys.lock().unwrap().contains(&asked.key) }).into_response()
 }
 
 fn refuse() -> Response {
@@ -285,6 +300,9 @@ async fn sandboxes(notes: &Notes, request: Request) -> Response {
         if notes.full.load(Ordering::SeqCst) {
             return full(notes);
         }
+        if let Some(key) = request.headers().get("idempotency-key") {
+            notes.keys.lock().unwrap().insert(key.to_str().unwrap().to_owned());
+        }
         let mut response = report(notes, request).await;
         *response.status_mut() = StatusCode::CREATED;
         return response;
@@ -307,9 +325,15 @@ fn status(notes: &Notes) -> NodeStatus {
         version: "0".to_owned(),
         pid: 1,
         started_ms: 0,
-        capacity: dsec_model::Capacity { memory_mib: 1, cpu_millis: 1, disk_mib: 1 },
-        usage: NodeUsage::default(),
-        backends: Vec::new(),
+        capacity: dsec_model::Capacity { memory_mib: 100_000, cpu_millis: 64_000, disk_mib: 1 },
+        usage: NodeUsage {
+            memory_available_mib: 100_000 - notes.memory_used_mib.load(Ordering::SeqCst),
+            ..NodeUsage::default()
+        },
+        backends: vec!["container".to_owned()],
+        architecture: "x86_64".to_owned(),
+        sandboxes_max: 100,
+        labels: std::collections::BTreeMap::new(),
         store: notes.store.lock().unwrap().clone(),
         features: Vec::new(),
     }

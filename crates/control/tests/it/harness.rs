@@ -69,6 +69,11 @@ impl Control {
         let listener = server::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
+        let watched = Arc::clone(&app);
+        let _watching = tokio::spawn(async move { watched.nodes.watch().await });
+        if nodes > 1 {
+            app.nodes.watched.gathered().await;
+        }
         let router = api::router(Arc::clone(&app));
         let served = tokio::spawn(server::serve(listener, app, router, stop.clone()));
         Self { address, edges, stop, served, dir }

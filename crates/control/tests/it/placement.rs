@@ -3,7 +3,7 @@ use std::sync::atomic::Ordering;
 
 use http::StatusCode;
 
-use crate::harness::{Control, get, post, with};
+use crate::harness::{Control, get, post, until, with};
 
 fn set_full(control: &Control, full: &[bool]) {
     for (edge, full) in control.edges.iter().zip(full) {
@@ -31,6 +31,67 @@ async fn refused_node_is_not_retried_within_one_placement() {
     assert_eq!(answer.error(), "resource_exhausted");
     for edge in &control.edges {
         assert_eq!(edge.requests(), 1);
+    }
+}
+
+#[tokio::test]
+async fn what_all_nodes_said_is_counted_in_one_error() {
+    let mut control = Control::start(4).await;
+    set_full(&control, &[true, false, true, false]);
+    control.edges[1].kill().await;
+    control.edges[3].kill().await;
+    let error = control.ask(post("/v1/sandboxes", "{}")).await.json();
+    assert_eq!(error["message"], "no node takes the sandbox: 2 unreachable, 2 without room");
+    assert_eq!(error["detail"]["refusals"], serde_json::json!({ "unreachable": 2, "without room": 2 }));
+    let error = control.ask(post("/v1/sandboxes", r#"{"backend":"microvm"}"#)).await.json();
+    assert_eq!(error["message"], "no node takes the sandbox: 4 without the backend");
+}
+
+#[tokio::test]
+async fn the_emptier_node_is_taken_also_by_the_first_attempt_of_a_key() {
+    let control = Control::start(2).await;
+    control.edges[0].notes.memory_used_mib.store(90_000, Ordering::SeqCst);
+    let mut in_a_row = 0;
+    until("n1 says how full it is", async || {
+        let node = control.ask(post("/v1/sandboxes", "{}")).await.json()["node"].clone();
+        in_a_row = if node == "n2" { in_a_row + 1 } else { 0 };
+        if in_a_row >= 20 { Ok(()) } else { Err(node) }
+    })
+    .await;
+    for number in 0..20 {
+        let plain = post("/v1/sandboxes", "{}");
+        let keyed = with(post("/v1/sandboxes", "{}"), "idempotency-key", &format!("key-{number}"));
+        let counted = with(keyed, "idempotency-attempt", "1");
+        for create in [plain, counted] {
+            assert_eq!(control.ask(create).await.json()["node"], "n2");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_later_attempt_meets_the_node_that_took_the_first() {
+    let mut control = Control::start(3).await;
+    let create = |key: &str, attempt: u32| {
+        let keyed = with(post("/v1/sandboxes", "{}"), "idempotency-key", key);
+        with(keyed, "idempotency-attempt", &attempt.to_string())
+    };
+    for number in 0..12 {
+        let key = format!("key-{number}");
+        let first = control.ask(create(&key, 1)).await.json()["node"].clone();
+        for attempt in 2..5 {
+            assert_eq!(control.ask(create(&key, attempt)).await.json()["node"], first);
+        }
+    }
+    assert_eq!(control.ask(create("new", 2)).await.status, StatusCode::CREATED, "the first never came");
+    control.edges[1].kill().await;
+    let silent = control.ask(create("newer", 2)).await;
+    assert_eq!(
+        (silent.error(), &silent.json()["detail"]["nodes"]),
+        ("unavailable".into(), &serde_json::json!(["n2"]))
+    );
+    for bad in ["0", "-1", "x"] {
+        let create = with(post("/v1/sandboxes", "{}"), "idempotency-attempt", bad);
+        assert_eq!(control.ask(create).await.error(), "invalid_argument");
     }
 }
 

@@ -93,6 +93,7 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/healthz", get(nodes::health))
         .route("/internal/layers", get(layers::held))
         .route("/internal/layers/{id}", get(layers::held_layer))
+        .route("/internal/keys/fence", post(sandboxes::fence))
         .route("/internal/shutdown", post(nodes::shutdown))
         .fallback(no_path)
         .method_not_allowed_fallback(no_method)

@@ -11,7 +11,10 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use dsec_image::layer::LayerId;
 use dsec_model::{EndReason, ErrorKind, SandboxId, State as Life, TaskId};
-use dsec_proto::rest::{ApiError, CreateSandboxRequest, IDEMPOTENCY_KEY, Sandbox, SandboxList, StopRequest};
+use dsec_proto::rest::{
+    ApiError, CreateSandboxRequest, FenceRequest, Fenced, IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_KEY, Sandbox,
+    SandboxList, StopRequest,
+};
 use serde::Deserialize;
 
 use super::{Answer, Failure, Json, OptionalJson, PROJECT, Params, PathOf, Shared, json, ndjson};
@@ -43,7 +46,13 @@ pub(super) async fn create(
         Some(Err(_)) => Err(invalid(format!("the header {name} is not visible ASCII"))),
     };
     let project = text(PROJECT)?.unwrap_or_default();
-    let key = text(IDEMPOTENCY_KEY)?.map(|key| StoredKey::new(project, key, &request)).transpose()?;
+    let attempt = text(IDEMPOTENCY_ATTEMPT)?.map(|text| {
+        text.parse()
+            .map_err(|_| invalid(format!("{IDEMPOTENCY_ATTEMPT} is {text:?}; it must be a number from 1")))
+    });
+    let attempt = attempt.transpose()?;
+    let key =
+        text(IDEMPOTENCY_KEY)?.map(|key| StoredKey::new(project, key, attempt, &request)).transpose()?;
     // A caller that hangs up drops this handler and not the create.
     let made = tokio::spawn(create_sandbox(node, request, key)).await;
     let Created { sandbox, fresh } =
@@ -53,6 +62,17 @@ pub(super) async fn create(
         response.headers_mut().insert(header::LOCATION, location);
     }
     Ok(response)
+}
+
+/// Says whether a create with a key was taken here, and if not that no earlier attempt of it will be.
+pub(super) async fn fence(
+    State(node): Shared,
+    headers: HeaderMap,
+    Json(FenceRequest { key, attempt }): Json<FenceRequest>,
+) -> Answer {
+    let project = headers.get(PROJECT).and_then(|project| project.to_str().ok()).unwrap_or_default();
+    let known = node.keys.fence(project, &key, attempt);
+    Ok(json(StatusCode::OK, &Fenced { known }))
 }
 
 /// A list's query. Written out by hand because keys repeat.

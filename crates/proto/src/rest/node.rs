@@ -1,5 +1,7 @@
 //! A node: what it is, what it can do, what it does now.
 
+use std::collections::BTreeMap;
+
 use dsec_model::Capacity;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -47,6 +49,9 @@ pub struct NodeUsage {
     pub memory_available_mib: u64,
     /// Disk free for writable layers, MiB.
     pub disk_free_mib: u64,
+    /// Share of the last ten seconds in which some process of the node waited for a processor, 0 to 1.
+    #[serde(default)]
+    pub cpu_pressure: f64,
     /// Content of layers on the node's disk, bytes.
     #[serde(default)]
     pub content_cache_bytes: u64,
@@ -76,6 +81,15 @@ pub struct NodeStatus {
     /// Its layer store: nodes that say the same share their layers.
     #[serde(default)]
     pub store: String,
+    /// Its processors' architecture, such as `x86_64`.
+    #[serde(default)]
+    pub architecture: String,
+    /// Most sandboxes it takes.
+    #[serde(default)]
+    pub sandboxes_max: u64,
+    /// What its operator says of it, in `[labels]` of `edge.toml`.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
     /// Kernel features that shape what it can do.
     #[serde(default)]
     pub features: Vec<Feature>,

@@ -247,3 +247,19 @@ pub struct StopRequest {
     /// Milliseconds that its processes get between SIGTERM and SIGKILL. Default 0: at once.
     pub grace_ms: u64,
 }
+
+/// What control asks every node before it sends a later attempt of a create anywhere: `POST /internal/keys/fence`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FenceRequest {
+    /// The idempotency key.
+    pub key: String,
+    /// Which attempt is about to be sent.
+    pub attempt: u32,
+}
+
+/// What the node answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fenced {
+    /// It has the sandbox of the key, or makes it now. If not, it will take no attempt before the one it was told of.
+    pub known: bool,
+}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any
@@ -209,18 +210,20 @@ class DSecClient:
         """
         key = uuid.uuid4().hex if idempotency_key is None else idempotency_key
         body = args.body()
-        work = asyncio.ensure_future(self._create(body, key, timeout))
+        # Counted where the key is ours alone: another holder of it may be at its first attempt too.
+        numbers = itertools.count(1) if idempotency_key is None else None
+        work = asyncio.ensure_future(self._create(body, key, numbers, timeout))
         try:
             data = await asyncio.shield(work)
         except asyncio.CancelledError:
             if idempotency_key is None:
-                self._discard(body, key, work)
+                self._discard(body, key, numbers, work)
             else:
                 work.cancel()
             raise
         except DSecError as error:
             if idempotency_key is None and error.maybe_sent:
-                self._discard(body, key, None)
+                self._discard(body, key, numbers, None)
             raise
         sandbox = Sandbox(self, SandboxInfo.of(data))
         if not keep:
@@ -234,26 +237,33 @@ class DSecClient:
                 raise
         return sandbox
 
-    async def _create(self, body: Mapping[str, Any], key: str, timeout: float) -> dict[str, Any]:
+    async def _create(
+        self, body: Mapping[str, Any], key: str, numbers: Iterator[int] | None, timeout: float
+    ) -> dict[str, Any]:
         data: dict[str, Any] = await self._transport.json(
             "POST",
             "/v1/sandboxes",
             body=body,
             headers={"idempotency-key": key},
+            numbers=numbers,
             timeout=timeout,
             retry=Retry.SAFE,
         )
         return data
 
     def _discard(
-        self, body: Mapping[str, Any], key: str, work: asyncio.Future[dict[str, Any]] | None
+        self,
+        body: Mapping[str, Any],
+        key: str,
+        numbers: Iterator[int] | None,
+        work: asyncio.Future[dict[str, Any]] | None,
     ) -> None:
         """Stops, in the background, the sandbox of a create that nobody waits for any more."""
 
         async def discard() -> None:
             try:
                 # The key finds the sandbox of a create whose answer was lost.
-                data = await (self._create(body, key, self._stop_timeout) if work is None else work)
+                data = await (self._create(body, key, numbers, self._stop_timeout) if work is None else work)
                 await Sandbox(self, SandboxInfo.of(data))._stop_if_there(self._stop_timeout)
             except DSecError as error:
                 log.warning("the sandbox of a cancelled create may stay until its ttl: %s", error)

@@ -19,7 +19,7 @@ import random
 import ssl
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from enum import Enum
 from typing import Any
@@ -261,12 +261,14 @@ class Transport:
         retry: Retry = Retry.UNSENT,
         retry_for: float | None = None,
         pass_errors: bool = False,
+        numbers: Iterator[int] | None = None,
     ) -> httpx.Response:
         """One request and its whole answer; failures are raised as :class:`DSecError`.
 
         `timeout` limits the whole call with its retries; with `progress` it limits each wait for bytes to
         go or come, for transfers whose size nobody can tell. With `pass_errors`, answers of a failure
-        that do not have exactly the shape of the API's errors are returned.
+        that do not have exactly the shape of the API's errors are returned. With `numbers` each attempt of a
+        create says which it is.
         """
         limit = self.timeout if timeout is None else timeout
         if not limit > 0:
@@ -282,6 +284,8 @@ class Transport:
         attempts = 0
         while True:
             attempts += 1
+            if numbers is not None:
+                sent["idempotency-attempt"] = str(next(numbers))
             try:
                 remaining = limit if deadline is None else max(0.001, deadline - time.monotonic())
                 response = await self._once(
