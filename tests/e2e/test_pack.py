@@ -243,6 +243,37 @@ def test_a_sandbox_is_packed_while_it_writes(start: Start) -> None:
     writer.kill()
 
 
+#: Writes a number into many files in place, one file after the other, then the next number.
+NUMBERS = """
+import os
+os.makedirs("/work/a/b")
+for n in range(100_000_000):
+    for i in range(600):
+        with open(f"/work/{'a/b/' if i % 2 else ''}{i:03}", "r+b" if n else "wb", buffering=0) as out:
+            assert out.write(b"%08d" % n * 2500) == 20_000
+"""
+#: The number in each of those files, in order.
+SEEN = """
+for i in range(600):
+    content = open(f"/work/{'a/b/' if i % 2 else ''}{i:03}").read()
+    assert content == content[:8] * 2500, i
+    print(int(content[:8]))
+"""
+
+
+def test_a_pack_is_of_one_moment(start: Start) -> None:
+    sandbox = start()
+    writer = sandbox.start(argv=["python3", "-c", NUMBERS])
+    until(lambda: sandbox.run_shell("cat /work/a/b/599").stdout > "00000001", "the writer has begun")
+    for number in range(8):
+        sandbox.pack_diff(f"moment-{number}")
+    for number in range(8):
+        seen = start(workspace=f"moment-{number}").run("python3", "-c", SEEN, check=True).stdout.split()
+        numbers = [int(line) for line in seen]
+        assert numbers == sorted(numbers, reverse=True) and numbers[0] - numbers[-1] <= 1
+    writer.kill()
+
+
 def test_a_pack_is_refused_while_a_file_is_open_for_writing(shared: Platform, client: DSecClient, start: Start) -> None:
     sandbox = start()
     sandbox.run_shell("mkdir /work; echo 1 > /work/read", check=True)
