@@ -79,11 +79,6 @@ impl Watched {
         let _ = self.heard.subscribe().wait_for(|heard| *heard >= all).await;
     }
 
-    /// Whether not every node has answered, or failed to, yet.
-    pub fn is_gathering(&self) -> bool {
-        *self.heard.borrow() < self.known().nodes.len()
-    }
-
     /// Asks a node again and again how it is, until it is dropped.
     pub(crate) async fn watch(&self, at: usize, node: &Node) {
         let mut headers = HeaderMap::new();

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use axum::RequestExt;
 use axum::extract::{FromRequest, RawPathParams, Request};
-use axum::{RequestExt, body};
 use dsec_model::{ErrorKind, ExecId, IdError, SandboxId, SessionId};
 use serde_json::json;
 
@@ -39,11 +39,6 @@ impl Call {
     /// See [`Outgoing`].
     pub async fn forward(self, node: &Arc<Node>, kind: BodyKind) -> Reply {
         Outgoing::new(self.request, &self.caller, kind).await?.send(node, &self.app.tunnels).await
-    }
-
-    /// Takes the body out, for a request that several nodes may see.
-    pub fn take_body(&mut self) -> body::Body {
-        std::mem::take(self.request.body_mut())
     }
 }
 

@@ -21,6 +21,7 @@ use super::{Call, SandboxCall, lists};
 use crate::app::App;
 use crate::failure::{Failure, Reply};
 use crate::forward::{self, BodyKind, Outgoing};
+use crate::keys::Principal;
 use crate::upstream::SendError;
 
 /// Longest idempotency key, bytes.
@@ -74,46 +75,41 @@ pub(crate) struct GetQuery {
     request_body = CreateSandboxRequest,
     responses((status = 201, description = "It runs.", body = Sandbox),
         (status = 200, description = "An earlier request with this key made it.", body = Sandbox)))]
-pub async fn create(mut call: Call) -> Reply {
+pub async fn create(call: Call) -> Reply {
     let key = idempotency_key(call.request.headers())?;
     let attempt = attempt(call.request.headers())?;
     if let Some(node) = call.app.nodes.only() {
         let node = Arc::clone(node);
         return call.forward(&node, BodyKind::Json).await;
     }
-    let body = forward::whole(call.take_body()).await?;
-    call.app.nodes.watched.gathered().await;
-    let mut placement = Placement::new(&call, key.as_deref(), attempt, &body);
+    let identity = lists::identity(&call);
+    let Call { app, caller, request } = call;
+    let (head, body) = request.into_parts();
+    let body = forward::whole(body).await?;
+    app.nodes.watched.gathered().await;
+    let mut placement = Placement::new(&app, &caller, key.as_deref(), attempt, &body);
     if let (Some(key), Some(attempt @ 2..)) = (&key, attempt) {
-        placement.order = find(&call.app, &lists::identity(&call), key, attempt).await?.map(|at| vec![at]);
+        placement.order = find(&app, &identity, key, attempt).await?.map(|at| vec![at]);
     }
-    while let Some((at, sent_ms)) = placement.next(&call.app) {
-        let node = &call.app.nodes.all()[at];
-        let mut outgoing = Outgoing::new(again(&call, &body), &call.caller, BodyKind::Json).await?;
-        match outgoing.try_send(node, &call.app.tunnels).await {
+    while let Some((at, sent_ms)) = placement.next(&app) {
+        let node = &app.nodes.all()[at];
+        let request = Request::from_parts(head.clone(), Body::from(body.clone()));
+        let mut outgoing = Outgoing::new(request, &caller, BodyKind::Json).await?;
+        match outgoing.try_send(node, &app.tunnels).await {
             Ok(answer) if answer.status() == StatusCode::TOO_MANY_REQUESTS => {
-                call.app.nodes.watched.refused(at, sent_ms);
+                app.nodes.watched.refused(at, sent_ms);
                 placement.refusals.add(WITHOUT_ROOM);
             }
             Err(SendError::Unreachable(_)) => {
-                call.app.nodes.watched.refused(at, sent_ms);
-                call.app.nodes.watched.unreachable(at);
+                app.nodes.watched.refused(at, sent_ms);
+                app.nodes.watched.unreachable(at);
                 placement.refusals.add("unreachable");
             }
             Ok(answer) => return Ok(answer),
             Err(error) => return Err(forward::failure_of(node, error)),
         }
     }
-    Err(placement.failure(&call.app))
-}
-
-/// The same request once more.
-fn again(call: &Call, body: &Bytes) -> Request {
-    let mut request = Request::new(Body::from(body.clone()));
-    *request.method_mut() = call.request.method().clone();
-    *request.uri_mut() = call.request.uri().clone();
-    *request.headers_mut() = call.request.headers().clone();
-    request
+    Err(placement.failure(&app))
 }
 
 /// What a node that refuses for lack of room is counted as.
@@ -129,7 +125,7 @@ struct Placement {
 }
 
 impl Placement {
-    fn new(call: &Call, key: Option<&str>, attempt: Option<u32>, body: &Bytes) -> Self {
+    fn new(app: &App, caller: &Principal, key: Option<&str>, attempt: Option<u32>, body: &Bytes) -> Self {
         /// What of a request decides where it can go. One that is malformed goes anywhere, and the node says why.
         #[derive(Deserialize)]
         struct Needs {
@@ -139,8 +135,8 @@ impl Placement {
         let backend = needs.and_then(|needs| needs.backend).unwrap_or_else(|| BACKEND_CONTAINER.to_owned());
         // Who does not count attempts may be here for the second time.
         let order = key.filter(|_| attempt.is_none()).map(|key| {
-            let names = call.app.nodes.all().iter().map(|node| node.name().as_str());
-            let scoped = [call.caller.project.as_bytes(), b"\0", key.as_bytes()].concat();
+            let names = app.nodes.all().iter().map(|node| node.name().as_str());
+            let scoped = [caller.project.as_bytes(), b"\0", key.as_bytes()].concat();
             let mut order = placement::keyed_order(names, &scoped);
             order.truncate(TRIES_MAX);
             order.reverse();
@@ -149,27 +145,20 @@ impl Placement {
         Self { backend, tries: Tries::default(), order, refusals: Refusals::default() }
     }
 
-    fn wanted(&self) -> Wanted<'_> {
-        Wanted { backend: &self.backend, ..Wanted::default() }
-    }
-
     /// The node to try next, and when that was.
     fn next(&mut self, app: &App) -> Option<(usize, u64)> {
         match &mut self.order {
             Some(order) => order.pop().map(|at| (at, app.nodes.watched.placed(at))),
-            None => {
-                let wanted = Wanted { backend: &self.backend, ..Wanted::default() };
-                app.nodes.watched.place(&wanted, &mut self.tries)
-            }
+            None => app.nodes.watched.place(&wanted(&self.backend), &mut self.tries),
         }
     }
 
     /// Why no node took it, all in one.
-    fn failure(mut self, app: &App) -> Failure {
-        let is_full = self.refusals.counts().contains_key(WITHOUT_ROOM);
-        let mut refusals = std::mem::take(&mut self.refusals);
-        if self.order.is_none() {
-            app.nodes.watched.add_unfit(&self.wanted(), &mut refusals);
+    fn failure(self, app: &App) -> Failure {
+        let Self { backend, order, mut refusals, .. } = self;
+        let is_full = refusals.counts().contains_key(WITHOUT_ROOM);
+        if order.is_none() {
+            app.nodes.watched.add_unfit(&wanted(&backend), &mut refusals);
         }
         let kind = if is_full { ErrorKind::ResourceExhausted } else { ErrorKind::Unavailable };
         let hint = match kind {
@@ -182,6 +171,10 @@ impl Placement {
             .hint(hint)
             .detail(json!({ "refusals": refusals.counts() }))
     }
+}
+
+fn wanted(backend: &str) -> Wanted<'_> {
+    Wanted { backend, ..Wanted::default() }
 }
 
 /// The node that took an earlier attempt of a create, or is about to. When none has, none will: each that answers takes no

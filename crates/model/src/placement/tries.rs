@@ -34,18 +34,8 @@ impl Tries {
     }
 
     /// This one is asked now, and not again.
-    pub fn tried(&mut self, node: usize) {
+    pub(super) fn tried(&mut self, node: usize) {
         self.tried.push(node);
-    }
-
-    /// Whether it was asked.
-    pub fn was_tried(&self, node: usize) -> bool {
-        self.tried.contains(&node)
-    }
-
-    /// How many were asked.
-    pub fn count(&self) -> usize {
-        self.tried.len()
     }
 }
 

@@ -6,8 +6,9 @@ import asyncio
 import itertools
 import logging
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -209,21 +210,21 @@ class DSecClient:
         With `keep`, closing the client leaves it running.
         """
         key = uuid.uuid4().hex if idempotency_key is None else idempotency_key
-        body = args.body()
         # Counted where the key is ours alone: another holder of it may be at its first attempt too.
         numbers = itertools.count(1) if idempotency_key is None else None
-        work = asyncio.ensure_future(self._create(body, key, numbers, timeout))
+        create = partial(self._create, args.body(), key, numbers)
+        work = asyncio.ensure_future(create(timeout))
         try:
             data = await asyncio.shield(work)
         except asyncio.CancelledError:
             if idempotency_key is None:
-                self._discard(body, key, numbers, work)
+                self._discard(create, work)
             else:
                 work.cancel()
             raise
         except DSecError as error:
             if idempotency_key is None and error.maybe_sent:
-                self._discard(body, key, numbers, None)
+                self._discard(create, None)
             raise
         sandbox = Sandbox(self, SandboxInfo.of(data))
         if not keep:
@@ -253,9 +254,7 @@ class DSecClient:
 
     def _discard(
         self,
-        body: Mapping[str, Any],
-        key: str,
-        numbers: Iterator[int] | None,
+        create: Callable[[float], Awaitable[dict[str, Any]]],
         work: asyncio.Future[dict[str, Any]] | None,
     ) -> None:
         """Stops, in the background, the sandbox of a create that nobody waits for any more."""
@@ -263,7 +262,7 @@ class DSecClient:
         async def discard() -> None:
             try:
                 # The key finds the sandbox of a create whose answer was lost.
-                data = await (self._create(body, key, numbers, self._stop_timeout) if work is None else work)
+                data = await (create(self._stop_timeout) if work is None else work)
                 await Sandbox(self, SandboxInfo.of(data))._stop_if_there(self._stop_timeout)
             except DSecError as error:
                 log.warning("the sandbox of a cancelled create may stay until its ttl: %s", error)
