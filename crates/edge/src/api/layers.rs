@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 
 use super::{Answer, OptionalJson, Params, PathOf, Shared, json, ndjson};
 use crate::error::{internal, invalid_field};
-use crate::layers::{Exported, Turn, parse_kind, parse_name, parse_step};
+use crate::layers::{Exported, parse_kind, parse_name, parse_step};
 use crate::node::Node;
 
 /// Lines that may wait for the caller; a full queue drops progress, never the result.
@@ -96,7 +96,7 @@ fn verify(node: Arc<Node>, layer: Option<(LayerKind, String)>) -> Answer {
     takes_work(&node)?;
     let place = node.layers.care.enter()?;
     let (lines, receiver) = mpsc::channel(LINES);
-    let verifying = move |_turn: Turn| {
+    let verifying = move || {
         let mut last = Instant::now();
         let mut tell = |seen: &dsec_store::Verified| {
             if last.elapsed() >= PROGRESS_EVERY {
@@ -119,10 +119,7 @@ fn verify(node: Arc<Node>, layer: Option<(LayerKind, String)>) -> Answer {
         };
         let _ = lines.blocking_send(event);
     };
-    tokio::spawn(async move {
-        let turn = place.turn().await;
-        tokio::task::spawn_blocking(move || verifying(turn));
-    });
+    tokio::spawn(place.run(verifying));
     Ok(told(receiver))
 }
 
@@ -151,14 +148,7 @@ pub(super) async fn collect(State(node): Shared, Params(params): Params<CollectP
         let begun = Instant::now();
         let (grace, step_age) =
             (params.grace_s.map(Duration::from_secs), params.step_age_s.map(Duration::from_secs));
-        let mut collecting = tokio::spawn(async move {
-            let turn = place.turn().await;
-            let collecting = tokio::task::spawn_blocking(move || {
-                let _turn = turn;
-                node.layers.collect_now(grace, step_age)
-            });
-            collecting.await.unwrap_or_else(|e| Err(internal("the collection met a defect in the edge", &e)))
-        });
+        let mut collecting = std::pin::pin!(place.run(move || node.layers.collect_now(grace, step_age)));
         let ended = loop {
             let _ = lines.try_send(CollectEvent::Progress { elapsed_ms: begun.elapsed().as_millis() as u64 });
             if let Ok(ended) = tokio::time::timeout(SIGN_OF_LIFE, &mut collecting).await {

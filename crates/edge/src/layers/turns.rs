@@ -7,6 +7,7 @@ use dsec_model::ErrorKind;
 use dsec_proto::rest::ApiError;
 use serde_json::json;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinError;
 
 /// Work of one sort.
 pub struct Turns {
@@ -59,5 +60,21 @@ impl Place {
         // The semaphore is never closed.
         let _turn = self.at_once.acquire_owned().await.ok();
         Turn { _turn, _place: self.place }
+    }
+
+    /// Waits for a turn and blocks a thread with the work for as long as that lasts.
+    ///
+    /// # Errors
+    /// The work panicked.
+    pub async fn run<T: Send + 'static>(
+        self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, JoinError> {
+        let turn = self.turn().await;
+        tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            work()
+        })
+        .await
     }
 }
