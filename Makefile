@@ -13,12 +13,12 @@ help: ## This list
 deps: ## Installs what building, running and testing need
 	@scripts/deps build run test
 
-build: ## Builds the five programs into target/bin
+build: ## Builds the six programs into target/bin
 	@scripts/deps build
-	$(CARGO) build --release --locked -p dsec -p dsec-control -p dsec-edge -p dsec-fill
+	$(CARGO) build --release --locked -p dsec -p dsec-control -p dsec-edge -p dsec-fill -p dsec-sim
 	@scripts/build-agent
 	@mkdir -p $(BIN)
-	@install -m 0755 target/release/dsec target/release/dsec-control target/release/dsec-edge target/release/dsec-fill $(BIN)/
+	@install -m 0755 $(addprefix target/release/,dsec dsec-control dsec-edge dsec-fill dsec-sim) $(BIN)/
 	@install -m 0755 -s target/agent/release/dsec-aether $(BIN)/
 
 demo: build ## Builds, starts the platform, runs 64 rollouts of real repositories, stops everything

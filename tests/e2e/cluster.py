@@ -84,21 +84,42 @@ def slow_store(host: Machine, directory: Path, latency_ms: float, mb_per_s: floa
             server.terminate()
 
 
+@dataclass
+class Server:
+    """A `dsec-control` of several nodes, and a platform to ask through it."""
+
+    running: Platform
+    process: subprocess.Popen[bytes]
+
+    def kill(self) -> None:
+        """`kill -9`, and waits until it is gone."""
+        self.process.kill()
+        self.process.wait(timeout=10)
+
+
 @contextmanager
-def control_of(nodes: list[Platform]) -> Iterator[Platform]:
-    """A `dsec-control` of all these nodes, and a platform to ask through it."""
+def server_of(nodes: list[Platform], database: str = "") -> Iterator[Server]:
+    """A `dsec-control` of all these nodes. `database`: default a file of its own."""
     first, listen = nodes[0], free_address()
     sockets = [f"--node=n{number}={node.state}/run/edge.sock" for number, node in enumerate(nodes, 1)]
-    command = [str(BIN / "dsec-control"), "--listen", listen, "--keys-file", str(first.state / "keys.json"), *sockets]
+    database = f"--database={database or f'sqlite:{first.state}/cluster.db'}"
+    command = [str(BIN / "dsec-control"), "--listen", listen, f"--keys-file={first.state}/keys.json", database, *sockets]
     url = f"http://{listen}"
     running = Platform(first.state, {**first.env, "DSEC_URL": url, "DSEC_API_KEY": first.key}, url, first.key)
     with subprocess.Popen(command, stdin=subprocess.DEVNULL) as control:
         try:
             until(lambda: running.dsec("status", check=False).returncode == 0, "the control of several nodes")
-            yield running
+            yield Server(running, control)
         finally:
             running.close_clients()
             control.terminate()
+
+
+@contextmanager
+def control_of(nodes: list[Platform]) -> Iterator[Platform]:
+    """A `dsec-control` of all these nodes, as a platform to ask through it."""
+    with server_of(nodes) as server:
+        yield server.running
 
 
 @contextmanager

@@ -145,6 +145,12 @@ class Platform:
             return False
 
 
+def stored_files(running: Platform) -> set[Path]:
+    """What its store keeps of layers. Without leases and the store's clock, which every node writes at times of its own."""
+    store = running.state / "store"
+    return {path for path in store.rglob("*") if path.is_file() and not {"leases", "clock"} & set(path.relative_to(store).parts)}
+
+
 def base_image() -> Path:
     """The Debian base that `scripts/test` and the demo build."""
     path = ROOT / "target/demo/base.tar"
@@ -198,9 +204,19 @@ def _made(inside: Sequence[Sequence[str]]) -> Iterator[list[Platform]]:
 
 
 @contextmanager
-def platform(image: bool = True) -> Iterator[Platform]:
-    """A platform from `dsec up` to `dsec down`. What it left behind fails the test."""
+def made_inside(inside: Sequence[Sequence[str]]) -> Iterator[list[Platform]]:
+    """Platforms that the test starts itself, each in the namespaces that a command leads into. What they left behind in the
+    end fails the test."""
+    with _made(inside) as made:
+        yield made
+
+
+@contextmanager
+def platform(image: bool = True, prepare: Callable[[Path], None] = lambda _: None) -> Iterator[Platform]:
+    """A platform from `dsec up` to `dsec down`. What it left behind fails the test. `prepare` is given its state directory
+    before it starts."""
     with _made([()]) as [running]:
+        prepare(running.state)
         if image:
             _with_image(running)
         else:
@@ -213,11 +229,12 @@ def nodes_of_one_store(
     count: int, store: dict[str, str | bool], inside: Sequence[Sequence[str]] = ()
 ) -> Iterator[list[Platform]]:
     """Platforms of a node each whose layers lie in the same store, with these settings; each in namespaces of its own, if
-    there are commands that lead into them."""
+    there are commands that lead into them. Node n1 has the label rack=r1, and so on."""
     lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in store.items())
     with _made(inside or [()] * count) as made:
         for number, running in enumerate(made):
             running.state.mkdir(mode=0o700)
-            (running.state / "edge.toml").write_text(f'node = "n{number + 1}"\n[store]\n{lines}')
+            named = f'node = "n{number + 1}"\n[labels]\nrack = "r{number + 1}"\n'
+            (running.state / "edge.toml").write_text(f"{named}[store]\n{lines}")
             running.up()
         yield made

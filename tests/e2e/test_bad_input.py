@@ -18,7 +18,7 @@ import pytest
 import libdsec
 from libdsec import DSecContainerRunArgs
 from libdsec.sync import DSecClient, Sandbox
-from platform_under_test import BIN, IMAGE, Platform, free_address, leftovers, until
+from platform_under_test import BIN, IMAGE, Platform, free_address, leftovers, stored_files, until
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,8 @@ def test_an_image_in_use_is_not_removed(shared: Platform, sandbox: Sandbox) -> N
 
 
 def layer_files(platform: Platform) -> list[Path]:
-    """All that the store and the node keep of layers, but for the node's own lease."""
-    found = [*(platform.state / "store").rglob("*"), *(platform.state / "layers").rglob("*")]
-    return sorted(path for path in found if "leases" not in path.parts)
+    """All that the store and the node keep of layers."""
+    return sorted(stored_files(platform) | set((platform.state / "layers").rglob("*")))
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage" * 1000, b"\x1f\x8b" + b"\0" * 100])

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import subprocess
+import time
 from pathlib import Path
 
 from libdsec import DSecContainerRunArgs
 
-from platform_under_test import IMAGE, Platform, platform, until
+from platform_under_test import IMAGE, Platform, platform, stored_files, until
 from test_layers import tar
+from test_shared_store import busybox
 
 
 def holder(running: Platform) -> int:
@@ -56,10 +60,9 @@ def test_a_layer_is_tagged_exported_verified_and_its_store_cleared(shared: Platf
 def test_damage_in_the_store_is_found_and_named(shared: Platform) -> None:
     client = shared.client()
     client.toolkits.import_("damaged", tar({"opt/d": "x" * 300_000}))
-    before = {path for path in (shared.state / "store").rglob("*") if path.is_file()}
+    before = stored_files(shared)
     made = client.toolkits.import_("damaged:2", tar({"opt/d": "".join(map(str, range(60_000)))}))
-    packs = [path for path in (shared.state / "store").rglob("*") if path.is_file() and path not in before]
-    pack = next(path for path in packs if "packs" in path.parts)
+    pack = next(path for path in stored_files(shared) - before if "packs" in path.parts)
     whole = pack.read_bytes()
     try:
         pack.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
@@ -84,7 +87,10 @@ def test_content_comes_when_it_is_read_or_asked_for_and_is_counted() -> None:
         size = json.loads(running.dsec("image", "inspect", IMAGE).stdout)["nodes"][0]["content"]
         assert size["here_bytes"] == 0
         with client.run_container(DSecContainerRunArgs(container_image=IMAGE)) as sandbox:
-            assert sandbox.run_shell("sha256sum /bin/ls").exit_code == 0
+            # A shell that goes on after a command needs more of itself than one that becomes it.
+            known = "sha256sum /bin/ls; true"
+            digest = sandbox.run_shell(known).stdout
+            assert "/bin/ls" in digest
             read = json.loads(running.dsec("--json", "stats", sandbox.id).stdout)[0]["layers"][0]["content"]
             assert 0 < read["fetched_bytes"] and read["asked_bytes"] <= read["here_bytes"] < read["size_bytes"]
             assert " / " in running.dsec("stats", sandbox.id).stdout
@@ -99,8 +105,8 @@ def test_content_comes_when_it_is_read_or_asked_for_and_is_counted() -> None:
             until(lambda: holder(running) not in (0, old), "a new holder")
             with client.run_container(DSecContainerRunArgs(container_image=IMAGE)) as later:
                 assert later.run_shell("sha256sum /usr/bin/* | wc -l").exit_code == 0
-            lost = sandbox.run_shell("sha256sum /bin/ls; sha256sum /usr/bin/*")
-            assert "/bin/ls" in lost.stdout.splitlines()[0]
+            assert sandbox.run_shell(known).stdout == digest
+            lost = sandbox.run_shell("sha256sum /usr/bin/*")
             # A read says so; a program whose own pages are not in memory ends by SIGBUS.
             assert lost.exit_code != 0
             assert "Input/output error" in lost.stderr or lost.signal == "SIGBUS", lost
@@ -153,3 +159,47 @@ def test_a_name_that_is_none_is_refused_at_once(shared: Platform) -> None:
     wrong = shared.dsec("image", "tag", IMAGE, "no/tag", check=False)
     assert wrong.returncode == 1 and "tag" in wrong.stderr
     assert shared.dsec("layer", "verify", "toolkit", check=False).returncode == 2
+
+
+def test_idle_layers_are_let_go_of_when_the_disk_is_nearly_full(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    subprocess.run(["truncate", "--size", "3G", str(disk)], check=True)
+    subprocess.run(["mkfs.ext4", "-q", str(disk)], check=True)
+
+    def on_its_own_disk(state: Path) -> None:
+        (state / "layers").mkdir(parents=True, mode=0o700)
+        subprocess.run(["mount", "-o", "loop", str(disk), str(state / "layers")], check=True)
+        (state / "layers/lost+found").rmdir()
+
+    with platform(image=False, prepare=on_its_own_disk) as running:
+        try:
+            client = running.client()
+            layers = running.state / "layers"
+            client.images.import_("tools", busybox())
+            args = DSecContainerRunArgs(container_image="tools", memory_limit_mb=64)
+            client.run_container(args).stop()
+            client.images.prefetch("tools")
+
+            def here() -> tuple[bool, int]:
+                [on] = client.images.get("tools").nodes
+                return on.mounted, on.content.here_bytes if on.content else 0
+
+            mounted, whole = here()
+            assert mounted and whole > 0
+            # An idle layer keeps its mount for as long as there is room.
+            time.sleep(12)
+            assert here() == (True, whole)
+            used = client.run_container(args)
+            ballast = layers / "ballast"
+            with ballast.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(layers).free - (900 << 20))
+            time.sleep(12)
+            assert here() == (True, whole), "a layer that is used was let go of"
+            used.stop()
+            until(lambda: here() == (False, 0), "the idle layer went", 30)
+            ballast.unlink()
+            assert client.run_container(args).run("busybox", "true").ok
+        finally:
+            running.close_clients()
+            running.down()
+            subprocess.run(["umount", str(running.state / "layers")], check=True)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from libdsec import Conflict, DSecContainerRunArgs, InvalidArgument, NotFound
+from libdsec import Conflict, DSecContainerRunArgs, InvalidArgument, NotFound, PackResult
 from libdsec.sync import DSecClient, Sandbox
 
-from platform_under_test import IMAGE, Platform, platform, tar, until
+from platform_under_test import IMAGE, Platform, platform, stored_files, tar, until
 
 Start = Callable[..., Sandbox]
 
@@ -70,11 +71,6 @@ def facts(sandbox: Sandbox, *whole: str) -> dict[str, Any]:
 
 def differences(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return {p: (one.get(p), other.get(p)) for p in one.keys() | other.keys() if one.get(p) != other.get(p)}
-
-
-def stored_objects(shared: Platform) -> set[str]:
-    store = shared.state / "store"
-    return {str(path.relative_to(store)) for path in store.rglob("*") if path.is_file() and "clock" not in path.parts}
 
 
 def assert_nothing_at_work(shared: Platform) -> None:
@@ -198,11 +194,11 @@ def test_residue_is_left_out_and_told(start: Start) -> None:
 def test_what_a_rule_denies_fails_and_leaves_nothing(shared: Platform, client: DSecClient, start: Start) -> None:
     sandbox = start()
     sandbox.run_shell("mkdir -p /work/certs; cd /work; head -c 100000 /dev/urandom > data; echo k > certs/a.pem", check=True)
-    before = stored_objects(shared)
+    before = stored_files(shared)
     with pytest.raises(Conflict, match=r"/work/certs/a\.pem.*\*\.pem") as refused:
         sandbox.pack_diff("denied", deny=["*.pem"])
     assert refused.value.detail == {"rule": "*.pem", "path": "/work/certs/a.pem"}
-    assert stored_objects(shared) == before
+    assert stored_files(shared) == before
     assert not client.workspaces.exists("denied")
     assert_nothing_at_work(shared)
     # What is left out is not denied.
@@ -261,17 +257,71 @@ for i in range(600):
 """
 
 
-def test_a_pack_is_of_one_moment(start: Start) -> None:
+def stands_still(own: Platform, most_ms: int) -> None:
+    """Starts the edge again, whose sandboxes stand still for a pack for so long at most."""
+    edge = own.state / "edge.toml"
+    edge.write_text(edge.read_text().split("[packs]")[0] + f"[packs]\nstill_ms_max = {most_ms}\n")
+    own.kill_edge()
+
+
+def phases(packed: PackResult) -> set[str]:
+    """How the pack went, of what only one of two ways has."""
+    return {phase.name for phase in packed.phases} & {"read", "snapshot"}
+
+
+def test_a_pack_is_of_one_moment_in_place_and_of_a_snapshot() -> None:
+    args = DSecContainerRunArgs(container_image=IMAGE)
+    with platform() as own, own.client().run_container(args) as sandbox:
+        client = own.client()
+        writer = sandbox.start(argv=["python3", "-c", NUMBERS])
+        until(lambda: sandbox.run_shell("cat /work/a/b/599").stdout > "00000001", "the writer has begun")
+        for way, most_ms in (("read", 10_000), ("snapshot", 0)):
+            stands_still(own, most_ms)
+            for number in range(8):
+                assert phases(sandbox.pack_diff(f"{way}-{number}")) == {way}
+            assert phases(sandbox.pack_diff("going-on", quiesce="none")) == {"snapshot"}
+            for number in range(8):
+                with client.run_container(replace(args, workspace=f"{way}-{number}")) as packed:
+                    numbers = [int(line) for line in packed.run("python3", "-c", SEEN, check=True).stdout.split()]
+                assert numbers == sorted(numbers, reverse=True) and numbers[0] - numbers[-1] <= 1
+        assert writer.refresh().state == "running"
+        writer.kill()
+        assert_nothing_at_work(own)
+
+
+#: Writes into a mapped file without a call that the kernel could date, whenever a file on memory says what.
+MAPPED = """
+import mmap, os, time
+with open("/work/mapped", "w+b") as file:
+    file.truncate(8192)
+    memory = mmap.mmap(file.fileno(), 8192)
+said = ""
+while True:
+    try:
+        now = open("/tmp/say").read()
+    except OSError:
+        now = ""
+    if now != said:
+        memory[:5] = now.encode()
+        said = now
+        open("/tmp/said", "w").write(now)
+    time.sleep(0.02)
+"""
+
+
+def test_what_a_process_has_mapped_is_not_taken_for_unchanged(start: Start) -> None:
     sandbox = start()
-    writer = sandbox.start(argv=["python3", "-c", NUMBERS])
-    until(lambda: sandbox.run_shell("cat /work/a/b/599").stdout > "00000001", "the writer has begun")
-    for number in range(8):
-        sandbox.pack_diff(f"moment-{number}")
-    for number in range(8):
-        seen = start(workspace=f"moment-{number}").run("python3", "-c", SEEN, check=True).stdout.split()
-        numbers = [int(line) for line in seen]
-        assert numbers == sorted(numbers, reverse=True) and numbers[0] - numbers[-1] <= 1
-    writer.kill()
+    sandbox.run_shell("mkdir /work", check=True)
+    process = sandbox.start(argv=["python3", "-c", MAPPED])
+    for word in ("first", "again", "third"):
+        sandbox.run_shell(f"printf {word} > /tmp/say", check=True)
+        until(lambda: sandbox.run_shell("cat /tmp/said").stdout == word, "it is written")  # noqa: B023
+        # Later than any doubt about the file's times.
+        sandbox.run_shell("sleep 0.1; touch /work/later", check=True)
+        packed = sandbox.pack_diff(f"mapped-{word}")
+        assert phases(packed) == {"snapshot"}
+        assert start(workspace=packed.name).run_shell("head -c 5 /work/mapped").stdout == word
+    process.kill()
 
 
 def test_a_pack_is_refused_while_a_file_is_open_for_writing(shared: Platform, client: DSecClient, start: Start) -> None:

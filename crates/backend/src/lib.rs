@@ -114,11 +114,12 @@ pub trait Instance: Send + Sync + fmt::Debug {
     fn oom_kills(&self) -> u64;
     /// Reports of those kills that were seen since the last call: process name, host pid, resident bytes.
     fn take_oom_reports(&self) -> Vec<OomReport>;
-    /// What it has written until now, as it is at one moment.
+    /// What it has written until now, as it is at one moment: read where it lies by `in_place` if that is possible and enough,
+    /// then there is no snapshot.
     ///
     /// # Errors
     /// [`SnapshotError`]; nothing is left of it then, and the sandbox goes on.
-    fn snapshot(&self, quiesce: Quiesce) -> Result<Snapshot, SnapshotError>;
+    fn snapshot(&self, quiesce: Quiesce, in_place: InPlace<'_>) -> Result<Option<Snapshot>, SnapshotError>;
     /// SIGKILL to every process of it. Does not wait; see [`Self::exit_fd`].
     fn kill(&self);
     /// Holds the file-count limit, which some file systems cannot: looks, and stops further writes
@@ -132,12 +133,16 @@ pub trait Instance: Send + Sync + fmt::Debug {
     fn clean_up(&self) -> Result<(), BackendError>;
 }
 
+/// Reads the upper directory of a sandbox's overlay, in which nothing changes before it returns. True: it has read all it wants. Its
+/// processes stand still meanwhile, so it is to be quick.
+pub type InPlace<'a> = Box<dyn FnOnce(&Path) -> bool + 'a>;
+
 /// What a sandbox's processes do while a snapshot of it is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quiesce {
     /// They go on. The snapshot is of one moment, in which any of them may be between two writes that belong together.
     GoOn,
-    /// They stand still, some milliseconds, and go on afterwards.
+    /// They stand still while it is read in place or a snapshot is taken, and go on afterwards.
     StandStill,
     /// As `StandStill`, and no snapshot is taken while one of them has a file open for writing.
     WriteNothing,

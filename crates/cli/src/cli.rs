@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use dsec_model::iam::ProjectPath;
 
 use crate::bench::BenchCommand;
 use crate::commands::{
-    completion, cp, create, exec, execs, image, logs, pack, port_forward, ps, run, session, shell, stats,
-    stop,
+    cluster, completion, cp, create, exec, execs, identity, image, logs, node, pack, port_forward, project,
+    ps, run, session, shell, stats, stop, task,
 };
 use crate::config::{Given, Target};
 use crate::failure::{EXIT_OWN_FAILURE, EXIT_USAGE, Failure};
@@ -56,6 +57,9 @@ pub(crate) struct Global {
     /// PEM file of certificates to trust beside the system's, for https [default: the config file's]
     #[arg(long, global = true, env = "DSEC_CA_FILE", hide_env_values = true, value_name = "PATH")]
     ca_file: Option<OsString>,
+    /// Project to act in: what is made belongs to it, lists show what is in it [default: the key's]
+    #[arg(long, global = true, env = "DSEC_PROJECT", hide_env_values = true, value_name = "PROJECT")]
+    project: Option<ProjectPath>,
     /// For run, exec: until the command is killed. Elsewhere: until a request is given up [default: 2m]
     #[arg(long, global = true, value_name = "DURATION", value_parser = parse::duration)]
     pub(crate) timeout: Option<Duration>,
@@ -72,8 +76,8 @@ impl Global {
             Err(_) => crate::config::ConfigFile::default(),
         };
         let ca_file = self.ca_file.clone().map(PathBuf::from);
-        let (url, api_key) = (self.url.clone(), self.api_key.clone());
-        crate::config::resolve(Given { url, api_key, ca_file }, &file)
+        let (url, api_key, project) = (self.url.clone(), self.api_key.clone(), self.project.clone());
+        crate::config::resolve(Given { url, api_key, ca_file, project }, &file)
     }
 }
 
@@ -89,6 +93,12 @@ pub(crate) enum Command {
     /// Show whether the platform answers, and its nodes
     #[command(after_help = "Examples:\n  dsec status\n  dsec status --json")]
     Status,
+    /// List nodes, and say whether they take new sandboxes
+    #[command(subcommand)]
+    Node(node::NodeCommand),
+    /// Let machines join over the network, list and forget them
+    #[command(subcommand)]
+    Cluster(cluster::ClusterCommand),
     /// Try what this machine's kernel can do
     #[command(after_help = crate::up::DOCTOR_EXAMPLES)]
     Doctor(DoctorArgs),
@@ -132,6 +142,27 @@ pub(crate) enum Command {
     /// List sandboxes
     #[command(after_help = ps::EXAMPLES)]
     Ps(ps::PsArgs),
+    /// Look at all sandboxes of a job as one, end them, wait for them
+    #[command(subcommand)]
+    Task(task::TaskCommand),
+    /// List and set up projects, look at all sandboxes of one as one
+    #[command(subcommand)]
+    Project(project::ProjectCommand),
+    /// People, services and agents who may have keys
+    #[command(subcommand)]
+    Identity(identity::IdentityCommand),
+    /// Make and revoke keys
+    #[command(subcommand)]
+    Key(identity::KeyCommand),
+    /// Say what identities may do
+    #[command(subcommand)]
+    Grant(identity::GrantCommand),
+    /// Show who one's key belongs to, and what it may do
+    #[command(after_help = identity::WHOAMI_EXAMPLES)]
+    Whoami,
+    /// Show who did what, and who was not let
+    #[command(after_help = identity::AUDIT_EXAMPLES)]
+    Audit(identity::AuditArgs),
     /// Show what sandboxes use
     #[command(after_help = stats::EXAMPLES)]
     Stats(stats::StatsArgs),
@@ -168,7 +199,7 @@ pub(crate) fn misused(args: &[OsString]) -> (u8, bool) {
     let mut rest = words();
     let subcommand = loop {
         match rest.next() {
-            Some(word) if ["--url", "--api-key", "--ca-file", "--timeout"].contains(&&*word) => {
+            Some(word) if ["--url", "--api-key", "--ca-file", "--project", "--timeout"].contains(&&*word) => {
                 rest.next();
             }
             Some(word) if word.starts_with('-') => {}

@@ -5,6 +5,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
+use dsec_model::iam::ProjectPath;
 use reqwest::Url;
 use serde::{Deserialize, Serialize};
 
@@ -41,6 +42,8 @@ pub(crate) struct Given {
     pub(crate) api_key: Option<String>,
     /// PEM file of certificates to trust.
     pub(crate) ca_file: Option<PathBuf>,
+    /// Project to act in.
+    pub(crate) project: Option<ProjectPath>,
 }
 
 impl Given {
@@ -51,6 +54,7 @@ impl Given {
             url: variable("DSEC_URL"),
             api_key: variable("DSEC_API_KEY"),
             ca_file: std::env::var_os("DSEC_CA_FILE").map(PathBuf::from),
+            project: variable("DSEC_PROJECT").and_then(|text| text.parse().ok()),
         }
     }
 }
@@ -64,6 +68,8 @@ pub(crate) struct Target {
     pub(crate) api_key: Option<String>,
     /// PEM file of certificates to trust beside the system's.
     pub(crate) ca_file: Option<PathBuf>,
+    /// Project to act in; none: the key's.
+    pub(crate) project: Option<ProjectPath>,
 }
 
 /// Path of the config file.
@@ -145,7 +151,8 @@ pub(crate) fn resolve(given: Given, file: &ConfigFile) -> Result<Target, Failure
     let file_key = set(&file.api_key).filter(|_| same);
     let given_ca = given.ca_file.filter(|path| !path.as_os_str().is_empty());
     let file_ca = file.ca_file.clone().filter(|path| same && !path.as_os_str().is_empty());
-    Ok(Target { url, api_key: set(&given.api_key).or(file_key), ca_file: given_ca.or(file_ca) })
+    let (api_key, ca_file) = (set(&given.api_key).or(file_key), given_ca.or(file_ca));
+    Ok(Target { url, api_key, ca_file, project: given.project })
 }
 
 /// An address as `SCHEME://HOST[:PORT][/PATH]`: http where no scheme is given, without the `/v1` that the API's
@@ -251,11 +258,12 @@ mod tests {
                 url: variable("DSEC_URL"),
                 api_key: variable("DSEC_API_KEY"),
                 ca_file: variable("DSEC_CA_FILE").map(PathBuf::from),
+                project: None,
             };
             match (resolve(given, &case.file), case.error) {
                 (Ok(target), None) => {
                     let url = case.url.unwrap();
-                    let wanted = Target { url, api_key: case.api_key, ca_file: case.ca_file };
+                    let wanted = Target { url, api_key: case.api_key, ca_file: case.ca_file, project: None };
                     assert_eq!(target, wanted, "{}", case.name);
                 }
                 (Err(failure), Some(text)) => {

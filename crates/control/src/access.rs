@@ -21,8 +21,6 @@ use crate::metrics::Route;
 
 /// Names one request in the logs of every process.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static(rest::REQUEST_ID);
-/// Longest request id that is taken from a caller, bytes.
-pub const REQUEST_ID_MAX: usize = 128;
 
 /// The middleware: outermost, so that nothing leaves without an id and nothing is not counted.
 pub async fn around(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
@@ -92,10 +90,28 @@ fn log(line: &Line<'_>, elapsed_ms: f64) {
 
 fn is_life_event(method: &Method, route: &str) -> bool {
     match *method {
-        Method::POST => matches!(route, "/v1/sandboxes" | "/v1/sandboxes/{id}/stop"),
+        Method::POST => matches!(
+            route,
+            "/v1/sandboxes"
+                | "/v1/sandboxes/batch"
+                | "/v1/sandboxes/{id}/stop"
+                | "/v1/tasks/{task}/stop"
+                | "/v1/nodes/{node}/cordon"
+                | "/v1/nodes/{node}/uncordon"
+                | "/v1/nodes/{node}/drain"
+                | "/v1/cluster"
+                | "/v1/cluster/tokens"
+                | "/v1/cluster/join"
+        ),
         Method::PUT => matches!(route, "/v1/images/{name}" | "/v1/layers/{kind}/{name}"),
         Method::DELETE => {
-            matches!(route, "/v1/sandboxes/{id}" | "/v1/images/{name}" | "/v1/layers/{kind}/{name}")
+            matches!(
+                route,
+                "/v1/sandboxes/{id}"
+                    | "/v1/images/{name}"
+                    | "/v1/layers/{kind}/{name}"
+                    | "/v1/cluster/nodes/{node}"
+            )
         }
         _ => false,
     }
@@ -116,7 +132,8 @@ fn sandbox_id(uri: &Uri, response: &Response) -> Option<String> {
 fn request_id(headers: &HeaderMap) -> HeaderValue {
     match headers.get(REQUEST_ID) {
         Some(id)
-            if (1..=REQUEST_ID_MAX).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic) =>
+            if (1..=rest::REQUEST_ID_MAX).contains(&id.len())
+                && id.as_bytes().iter().all(u8::is_ascii_graphic) =>
         {
             id.clone()
         }
@@ -188,19 +205,12 @@ mod tests {
     async fn a_panic_is_an_answer_and_not_a_hang_up() {
         use tower::ServiceExt as _;
 
-        let config =
-            crate::config::Config { listen: String::new(), keys_file: "/nowhere".into(), nodes: Vec::new() };
-        struct NoKeys;
-        impl crate::keys::KeyStore for NoKeys {
-            fn find<'a>(
-                &'a self,
-                _: &'a str,
-            ) -> futures_util::future::BoxFuture<'a, Result<Option<Arc<crate::keys::Principal>>, Failure>>
-            {
-                Box::pin(std::future::ready(Ok(None)))
-            }
-        }
-        let app = App::with_keys(&config, Box::new(NoKeys));
+        let dir = tempfile::tempdir().unwrap();
+        let keys_file = dir.path().join("keys.json");
+        std::fs::write(&keys_file, r#"{"keys":[]}"#).unwrap();
+        let database = format!("sqlite:{}", dir.path().join("control.db").display());
+        let config = crate::config::Config { keys_file, database, ..crate::config::Config::default() };
+        let app = App::open(&config).await.unwrap();
         async fn broken() -> &'static str {
             panic!("row 7 of the table")
         }

@@ -1,37 +1,67 @@
 //! The routes. Handlers are thin: what they say about themselves becomes the OpenAPI document, what
-//! they do is one line. Taking a [`Call`] or a [`SandboxCall`] is what authenticates; only the three
+//! they do is one line. Taking a [`Call`], a [`SandboxCall`] or a [`NodeCall`] is what authenticates; only the three
 //! paths of [`system`] that anybody may ask do without.
 
+pub mod batch;
 mod call;
+pub mod cluster;
 pub mod execs;
 pub mod files;
+pub mod identities;
 pub mod images;
 pub mod layers;
 mod lists;
+pub mod nodes;
 pub mod ports;
 mod prefetch;
+pub mod projects;
 pub mod sandboxes;
 pub mod sessions;
 mod store;
 pub mod system;
+pub mod tasks;
 
 use std::sync::Arc;
 
 use axum::Router;
 use axum::middleware::from_fn_with_state;
-use axum::routing::{any, get, post, put};
+use axum::routing::{any, delete, get, post, put};
 
 use crate::access;
 use crate::app::App;
 
-pub use call::{Call, SandboxCall};
+pub use call::{Call, NodeCall, SandboxCall};
 
 /// Every template of [`router`]: what metrics and logs call a path by.
-pub const ROUTES: [&str; 45] = [
+pub const ROUTES: [&str; 76] = [
     "/healthz",
     "/metrics",
     "/v1/openapi.json",
+    "/v1/whoami",
+    "/v1/projects",
+    "/v1/projects/{project}",
+    "/v1/projects/{project}/stop",
+    "/v1/projects/{project}/pause",
+    "/v1/projects/{project}/resume",
+    "/v1/projects/{project}/wait",
+    "/v1/identities",
+    "/v1/identities/{identity}",
+    "/v1/identities/{identity}/keys",
+    "/v1/keys/{key}",
+    "/v1/grants",
+    "/v1/grants/{grant}",
+    "/v1/audit",
     "/v1/nodes",
+    "/v1/nodes/{node}",
+    "/v1/nodes/{node}/cordon",
+    "/v1/nodes/{node}/uncordon",
+    "/v1/nodes/{node}/drain",
+    "/v1/cluster",
+    "/v1/cluster/tokens",
+    "/v1/cluster/nodes",
+    "/v1/cluster/nodes/{node}",
+    "/v1/cluster/join",
+    "/v1/cluster/announce",
     "/v1/images",
     "/v1/images/{name}",
     "/v1/images/{name}/pull",
@@ -47,7 +77,14 @@ pub const ROUTES: [&str; 45] = [
     "/v1/steps/{key}/names/{name}",
     "/v1/store/verify",
     "/v1/store/collect",
+    "/v1/tasks",
+    "/v1/tasks/{task}",
+    "/v1/tasks/{task}/stop",
+    "/v1/tasks/{task}/pause",
+    "/v1/tasks/{task}/resume",
+    "/v1/tasks/{task}/wait",
     "/v1/sandboxes",
+    "/v1/sandboxes/batch",
     "/v1/sandboxes/{id}",
     "/v1/sandboxes/{id}/stop",
     "/v1/sandboxes/{id}/logs",
@@ -81,12 +118,15 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/healthz", get(system::healthz))
         .route("/metrics", get(system::metrics))
         .route("/v1/openapi.json", get(system::openapi))
-        .route("/v1/nodes", get(system::nodes))
         .route("/v1/sandboxes", get(sandboxes::list).post(sandboxes::create))
+        .route("/v1/sandboxes/batch", post(batch::create))
         .route("/v1/sandboxes/{id}", get(sandboxes::get).delete(sandboxes::remove))
         .route("/v1/sandboxes/{id}/stop", post(sandboxes::stop))
         .route("/v1/sandboxes/{id}/logs", get(sandboxes::logs))
         .route("/v1/sandboxes/{id}/pack", post(sandboxes::pack))
+        .merge(projects_and_identities())
+        .merge(tasks_and_nodes())
+        .merge(members())
         .merge(images_and_layers())
         .merge(execs_and_sessions())
         .merge(files_and_ports())
@@ -94,6 +134,49 @@ pub fn router(app: Arc<App>) -> Router {
         .method_not_allowed_fallback(access::no_such_method)
         .layer(from_fn_with_state(Arc::clone(&app), access::around))
         .with_state(app)
+}
+
+fn projects_and_identities() -> Router<Arc<App>> {
+    Router::new()
+        .route("/v1/whoami", get(identities::whoami))
+        .route("/v1/projects", get(projects::list).post(projects::create))
+        .route("/v1/projects/{project}", get(projects::get).patch(projects::change).delete(projects::remove))
+        .route("/v1/projects/{project}/stop", post(projects::stop))
+        .route("/v1/projects/{project}/pause", post(projects::pause))
+        .route("/v1/projects/{project}/resume", post(projects::resume))
+        .route("/v1/projects/{project}/wait", post(projects::wait))
+        .route("/v1/identities", get(identities::list).post(identities::create))
+        .route("/v1/identities/{identity}", get(identities::get).delete(identities::remove))
+        .route("/v1/identities/{identity}/keys", post(identities::create_key))
+        .route("/v1/keys/{key}", delete(identities::revoke_key))
+        .route("/v1/grants", get(identities::list_grants).post(identities::create_grant))
+        .route("/v1/grants/{grant}", delete(identities::revoke_grant))
+        .route("/v1/audit", get(identities::audit))
+}
+
+fn tasks_and_nodes() -> Router<Arc<App>> {
+    Router::new()
+        .route("/v1/tasks", get(tasks::list))
+        .route("/v1/tasks/{task}", get(tasks::get))
+        .route("/v1/tasks/{task}/stop", post(tasks::stop))
+        .route("/v1/tasks/{task}/pause", post(tasks::pause))
+        .route("/v1/tasks/{task}/resume", post(tasks::resume))
+        .route("/v1/tasks/{task}/wait", post(tasks::wait))
+        .route("/v1/nodes", get(nodes::list))
+        .route("/v1/nodes/{node}", get(nodes::get))
+        .route("/v1/nodes/{node}/cordon", post(nodes::cordon))
+        .route("/v1/nodes/{node}/uncordon", post(nodes::uncordon))
+        .route("/v1/nodes/{node}/drain", post(nodes::drain))
+}
+
+fn members() -> Router<Arc<App>> {
+    Router::new()
+        .route("/v1/cluster", get(cluster::get).post(cluster::make))
+        .route("/v1/cluster/tokens", post(cluster::token))
+        .route("/v1/cluster/nodes", get(cluster::members))
+        .route("/v1/cluster/nodes/{node}", delete(cluster::forget))
+        .route("/v1/cluster/join", post(cluster::join))
+        .route("/v1/cluster/announce", post(cluster::announce))
 }
 
 fn images_and_layers() -> Router<Arc<App>> {

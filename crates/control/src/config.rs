@@ -2,14 +2,23 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use dsec_model::{IdError, NodeId};
+use dsec_proto::rest::SOCKET_PATH_MAX;
 use serde::{Deserialize, Serialize};
+
+use crate::cluster::Settings;
 
 /// Most nodes of one cluster (the design's scale unit has 160): above it a list is a mistake.
 pub const NODES_MAX: usize = 1024;
-/// Longest path of a Unix socket, bytes: `sun_path` has 108 with its closing zero.
-pub const SOCKET_PATH_MAX: usize = 107;
+/// Least and most life of a certificate, seconds: a renewal must come through before the end, and who took a key must not have it for
+/// years.
+pub const LIFETIME_MIN_S: u64 = 60;
+const LIFETIME_MAX_S: u64 = 90 * 24 * 3600;
+
+/// Databases that are known.
+const DATABASES: [&str; 3] = ["sqlite:", "postgres://", "postgresql://"];
 
 /// The file as written, before it is checked. Every field may come from a flag instead.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -19,7 +28,19 @@ pub struct ConfigFile {
     pub listen: Option<String>,
     /// The key file that `dsec up` makes.
     pub keys_file: Option<PathBuf>,
-    /// The nodes.
+    /// Where identities are kept: `sqlite:PATH` or `postgres://...`. Default: `control.db` beside the key file.
+    pub database: Option<String>,
+    /// Certificate of the public API, PEM, with those between it and its root. With `tls_key`.
+    pub tls_cert: Option<PathBuf>,
+    /// Its private key, PEM.
+    pub tls_key: Option<PathBuf>,
+    /// Directory to make an authority and a certificate of the public API in, for development.
+    pub tls_self_made: Option<PathBuf>,
+    /// Directory of the cluster that machines may join over the network: its authority, tokens and nodes.
+    pub cluster_dir: Option<PathBuf>,
+    /// How long certificates of nodes and of control live, seconds. Default: a week.
+    pub certificate_lifetime_s: Option<u64>,
+    /// The nodes on this machine.
     pub nodes: Vec<NodeEntry>,
 }
 
@@ -34,14 +55,61 @@ pub struct NodeEntry {
 }
 
 /// Checked settings.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Config {
     /// Where the public API listens, `host:port`.
     pub listen: String,
     /// The key file.
     pub keys_file: PathBuf,
-    /// At least one node, each name once.
+    /// Where identities are kept. May have a password in it.
+    #[serde(skip)]
+    pub database: String,
+    /// The certificate of the public API; without it, it speaks plain HTTP.
+    #[serde(flatten)]
+    pub tls: Option<Tls>,
+    /// The cluster that machines may join.
+    #[serde(flatten)]
+    pub cluster: Option<ClusterConfig>,
+    /// Each name once; at least one, where there is no cluster.
     pub nodes: Vec<NodeConfig>,
+}
+
+/// The cluster that machines may join.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ClusterConfig {
+    /// Where its authority, its tokens and its nodes are kept.
+    #[serde(rename = "cluster_dir")]
+    pub dir: PathBuf,
+    /// How long certificates live, seconds.
+    pub certificate_lifetime_s: u64,
+}
+
+impl ClusterConfig {
+    /// The same for those who use it.
+    pub fn settings(&self) -> Settings {
+        Settings { lifetime: Duration::from_secs(self.certificate_lifetime_s), ..Settings::default() }
+    }
+}
+
+/// Whence the certificate of the public API is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum Tls {
+    /// From these files.
+    Files {
+        /// Its chain.
+        #[serde(rename = "tls_cert")]
+        cert: PathBuf,
+        /// Its private key.
+        #[serde(rename = "tls_key")]
+        key: PathBuf,
+    },
+    /// Made here.
+    SelfMade {
+        /// The directory to keep it in.
+        #[serde(rename = "tls_self_made")]
+        dir: PathBuf,
+    },
 }
 
 /// One checked node.
@@ -86,6 +154,9 @@ pub enum ConfigError {
         /// As given.
         given: String,
     },
+    /// The database is none that is known.
+    #[error("database must begin with one of {}", DATABASES.join(", "))]
+    Database,
     /// A node's name is not one.
     #[error("a node of the configuration has a bad name")]
     NodeName(#[source] IdError),
@@ -105,6 +176,15 @@ pub enum ConfigError {
         /// As given.
         path: PathBuf,
     },
+    /// A certificate without its key, or the other way round.
+    #[error("tls_cert and tls_key go together; set both, or neither")]
+    HalfTls,
+    /// Two certificates.
+    #[error("tls_self_made makes a certificate and tls_cert names one; set one of them")]
+    TwiceTls,
+    /// Certificates that live too short or too long.
+    #[error("certificate_lifetime_s is {0}; it must be between {LIFETIME_MIN_S} and {LIFETIME_MAX_S}")]
+    Lifetime(u64),
     /// `--node` is not `NAME=SOCKET`.
     #[error("{0:?} is not NAME=SOCKET")]
     NodeFlag(String),
@@ -145,9 +225,15 @@ impl ConfigFile {
         check_listen(&listen)?;
         let keys_file =
             self.keys_file.ok_or(ConfigError::Missing { field: "keys_file", flag: "--keys-file" })?;
-        if self.nodes.is_empty() {
+        if self.nodes.is_empty() && self.cluster_dir.is_none() {
             return Err(ConfigError::Missing { field: "nodes", flag: "--node" });
         }
+        let usual_s = Settings::default().lifetime.as_secs();
+        let certificate_lifetime_s = self.certificate_lifetime_s.unwrap_or(usual_s);
+        if !(LIFETIME_MIN_S..=LIFETIME_MAX_S).contains(&certificate_lifetime_s) {
+            return Err(ConfigError::Lifetime(certificate_lifetime_s));
+        }
+        let cluster = self.cluster_dir.map(|dir| ClusterConfig { dir, certificate_lifetime_s });
         if self.nodes.len() > NODES_MAX {
             return Err(ConfigError::TooManyNodes(self.nodes.len()));
         }
@@ -164,7 +250,26 @@ impl ConfigFile {
             }
             nodes.push(NodeConfig { name, socket: entry.socket });
         }
-        Ok(Config { listen, keys_file, nodes })
+        let database = match self.database {
+            Some(database) if DATABASES.iter().any(|scheme| database.starts_with(scheme)) => database,
+            Some(_) => return Err(ConfigError::Database),
+            None => format!("sqlite:{}", keys_file.with_file_name("control.db").display()),
+        };
+        let tls = tls_of(self.tls_cert, self.tls_key, self.tls_self_made)?;
+        Ok(Config { listen, keys_file, database, tls, cluster, nodes })
+    }
+}
+
+fn tls_of(
+    cert: Option<PathBuf>,
+    key: Option<PathBuf>,
+    self_made: Option<PathBuf>,
+) -> Result<Option<Tls>, ConfigError> {
+    match (cert, key, self_made) {
+        (None, None, dir) => Ok(dir.map(|dir| Tls::SelfMade { dir })),
+        (Some(cert), Some(key), None) => Ok(Some(Tls::Files { cert, key })),
+        (Some(_), Some(_), Some(_)) => Err(ConfigError::TwiceTls),
+        _ => Err(ConfigError::HalfTls),
     }
 }
 
@@ -200,6 +305,7 @@ mod tests {
         let config = check(GOOD).unwrap();
         assert_eq!(config.listen, "127.0.0.1:0");
         assert_eq!(config.nodes[0].name.as_str(), "n1");
+        assert_eq!(config.database, "sqlite:/run/dsec/control.db");
     }
 
     #[test]
@@ -214,7 +320,15 @@ mod tests {
             ("/run/dsec/edge.sock", "edge.sock", "absolute"),
             ("name =", "nom =", "nom"),
             ("keys_file", "#", "--keys-file"),
+            ("keys_file", "database = \"mysql://h/x\"\n keys_file", "must begin with"),
             ("nodes =", "# ", "--node"),
+            ("keys_file", "certificate_lifetime_s = 1\n keys_file", "between 60"),
+            ("keys_file", "tls_cert = \"/c\"\n keys_file", "go together"),
+            (
+                "keys_file",
+                "tls_self_made = \"/d\"\n tls_cert = \"/c\"\n tls_key = \"/k\"\n keys_file",
+                "one of them",
+            ),
         ] {
             let error = check(&GOOD.replace(from, to)).unwrap_err();
             assert!(error.contains(says), "{from} -> {to}: {error}");

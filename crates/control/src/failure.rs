@@ -32,7 +32,7 @@ impl Failure {
     }
 
     /// The body is larger than its path takes.
-    pub fn body_too_large(limit: u64) -> Self {
+    pub fn body_too_large(limit: usize) -> Self {
         Self::new(ErrorKind::TooLarge, format!("the JSON body is larger than {limit} bytes"))
             .hint("write large content with PUT .../files, which takes bodies of any size")
             .detail(serde_json::json!({ "limit_bytes": limit }))

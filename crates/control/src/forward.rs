@@ -8,28 +8,22 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use dsec_http::{connection_options, strip_hop_by_hop};
 use dsec_model::ErrorKind;
-use http::header::{self, HeaderName};
+use dsec_proto::rest::JSON_BODY_MAX;
+use http::header;
 use http::{HeaderMap, HeaderValue, Uri};
 use http_body::Body as _;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::upgrade::OnUpgrade;
 use tokio_util::task::TaskTracker;
 
+use crate::behalf::Behalf;
 use crate::failure::{Failure, Reply};
-use crate::keys::Principal;
 use crate::nodes::Node;
 use crate::upstream::{self, Answer, SendError};
 
-/// Largest JSON body, bytes. The largest one that makes sense is an exec's inline stdin.
-pub const JSON_BODY_MAX: u64 = 8 << 20;
 /// Bodies of a known length up to this, bytes, are read whole before they are sent: head and body
 /// then leave in one write, and the edge wakes once instead of twice.
 pub const WHOLE_BODY_MAX: u64 = 64 << 10;
-
-/// Tells the edge the project that the request acts in. Believed only on its own socket.
-pub const PROJECT: HeaderName = HeaderName::from_static("x-dsec-project");
-/// Tells the edge which key asked.
-pub const KEY_ID: HeaderName = HeaderName::from_static("x-dsec-key-id");
 
 /// What kind of body a path takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +47,7 @@ impl Outgoing {
     ///
     /// # Errors
     /// Its body is too large, or the caller did not send all of it.
-    pub async fn new(mut request: Request, caller: &Principal, kind: BodyKind) -> Result<Self, Failure> {
+    pub async fn new(mut request: Request, behalf: &Behalf, kind: BodyKind) -> Result<Self, Failure> {
         let upgrade = asks_for_upgrade(request.headers()).then(|| hyper::upgrade::on(&mut request));
         let (parts, body) = request.into_parts();
         let (body, whole) = limited(body, kind).await?;
@@ -61,8 +55,13 @@ impl Outgoing {
         *request.method_mut() = parts.method;
         *request.uri_mut() = below_the_host(&parts.uri);
         *request.headers_mut() = parts.headers;
-        rewrite_headers(request.headers_mut(), caller, upgrade.is_some());
+        rewrite_headers(request.headers_mut(), behalf, upgrade.is_some());
         Ok(Self { request, whole, upgrade })
+    }
+
+    /// Its head, as it goes to the node.
+    pub fn headers_mut(&mut self) -> &mut HeaderMap {
+        self.request.headers_mut()
     }
 
     /// The same once more, if its body is short enough to have been read whole.
@@ -128,29 +127,39 @@ fn tunnel(
     response
 }
 
-/// Turns the lack of a response into what the caller is told.
+/// Turns the lack of a response into what the caller is told, and says so in the log.
 pub fn failure_of(node: &Node, error: SendError) -> Failure {
+    let name = node.name();
+    match &error {
+        SendError::Unreachable(error) => {
+            tracing::warn!(node_id = %name, place = %node.way(), %error, "node cannot be reached");
+        }
+        SendError::Broken(error) => {
+            tracing::warn!(node_id = %name, %error, "node closed the connection before it answered");
+        }
+        SendError::Request(error) => tracing::debug!(node_id = %name, %error, "request body failed"),
+    }
+    unanswered(node, &error)
+}
+
+/// What the lack of a response means.
+pub fn unanswered(node: &Node, error: &SendError) -> Failure {
     let name = node.name();
     let detail = serde_json::json!({ "node": name.as_str() });
     match error {
-        SendError::Unreachable(error) => {
-            tracing::warn!(node_id = %name, socket = %node.socket().display(), %error, "node cannot be reached");
+        SendError::Unreachable(_) => {
             Failure::new(ErrorKind::Unavailable, format!("node {name} cannot be reached"))
                 .hint("nothing was done; see that its dsec-edge runs (`dsec doctor`) and try again")
                 .detail(detail)
         }
-        SendError::Broken(error) => {
-            tracing::warn!(node_id = %name, %error, "node closed the connection before it answered");
-            Failure::new(
-                ErrorKind::Unavailable,
-                format!("node {name} closed the connection before it answered"),
-            )
-            .hint("its dsec-edge may be restarting; the request may have been carried out, so look before you repeat it")
-            .detail(detail)
-        }
-        SendError::Request(error) if is_length_limit(&error) => Failure::body_too_large(JSON_BODY_MAX),
-        SendError::Request(error) => {
-            tracing::debug!(node_id = %name, %error, "request body failed");
+        SendError::Broken(_) => Failure::new(
+            ErrorKind::Unavailable,
+            format!("node {name} closed the connection before it answered"),
+        )
+        .hint("its dsec-edge may be restarting; the request may have been carried out, so look before you repeat it")
+        .detail(detail),
+        SendError::Request(error) if is_length_limit(error) => Failure::body_too_large(JSON_BODY_MAX),
+        SendError::Request(_) => {
             Failure::new(ErrorKind::InvalidArgument, "the request's body ended before its length was reached")
         }
     }
@@ -160,14 +169,14 @@ pub fn failure_of(node: &Node, error: SendError) -> Failure {
 async fn limited(body: Body, kind: BodyKind) -> Result<(Body, Option<Bytes>), Failure> {
     match (body.size_hint().exact(), kind) {
         (Some(0), _) => Ok((Body::empty(), Some(Bytes::new()))),
-        (Some(length), BodyKind::Json) if length > JSON_BODY_MAX => {
+        (Some(length), BodyKind::Json) if length > JSON_BODY_MAX as u64 => {
             Err(Failure::body_too_large(JSON_BODY_MAX))
         }
         (Some(length), _) if length <= WHOLE_BODY_MAX => {
             let whole = whole(body).await?;
             Ok((Body::from(whole.clone()), Some(whole)))
         }
-        (None, BodyKind::Json) => Ok((Body::new(Limited::new(body, JSON_BODY_MAX as usize)), None)),
+        (None, BodyKind::Json) => Ok((Body::new(Limited::new(body, JSON_BODY_MAX)), None)),
         _ => Ok((body, None)),
     }
 }
@@ -177,7 +186,7 @@ async fn limited(body: Body, kind: BodyKind) -> Result<(Body, Option<Bytes>), Fa
 /// # Errors
 /// It is larger than [`JSON_BODY_MAX`], or the caller did not send all of it.
 pub async fn whole(body: Body) -> Result<Bytes, Failure> {
-    match Limited::new(body, JSON_BODY_MAX as usize).collect().await {
+    match Limited::new(body, JSON_BODY_MAX).collect().await {
         Ok(collected) => Ok(collected.to_bytes()),
         Err(error) if is_length_limit(&*error) => Err(Failure::body_too_large(JSON_BODY_MAX)),
         Err(error) => {
@@ -206,12 +215,11 @@ fn asks_for_upgrade(headers: &HeaderMap) -> bool {
     headers.contains_key(header::UPGRADE) && connection_options(headers).any(|option| option == "upgrade")
 }
 
-fn rewrite_headers(headers: &mut HeaderMap, caller: &Principal, upgrade: bool) {
+fn rewrite_headers(headers: &mut HeaderMap, behalf: &Behalf, upgrade: bool) {
     let protocol = if upgrade { headers.get(header::UPGRADE).cloned() } else { None };
     strip_hop_by_hop(headers);
     headers.remove(header::AUTHORIZATION);
-    headers.insert(PROJECT, caller.project.clone());
-    headers.insert(KEY_ID, caller.key_id.clone());
+    behalf.write(headers);
     if let Some(protocol) = protocol {
         headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(header::UPGRADE, protocol);
@@ -224,8 +232,8 @@ fn rewrite_headers(headers: &mut HeaderMap, caller: &Principal, upgrade: bool) {
 mod tests {
     use super::*;
 
-    fn caller() -> Principal {
-        Principal { key_id: HeaderValue::from_static("key-1"), project: HeaderValue::from_static("root/rl") }
+    fn caller() -> Behalf {
+        Behalf::server()
     }
 
     fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
@@ -243,13 +251,18 @@ mod tests {
             ("x-dsec-project", "root"),
             ("x-dsec-project", "also-root"),
             ("x-dsec-key-id", "admin"),
+            ("x-dsec-sees", "root/theirs"),
+            ("x-dsec-may", "root/theirs"),
+            ("x-dsec-charge", "c 0 0 0"),
             ("x-dsec-forward-authorization", "Basic abc"),
             ("host", "api.example"),
         ]);
         rewrite_headers(&mut sent, &caller(), false);
-        let projects: Vec<_> = sent.get_all(PROJECT).iter().collect();
-        assert_eq!(projects, ["root/rl"]);
-        assert_eq!(sent[KEY_ID], "key-1");
+        let sent_as = |name: &str| sent.get_all(name).iter().cloned().collect::<Vec<HeaderValue>>();
+        assert_eq!(sent_as("x-dsec-project"), ["root"]);
+        assert_eq!(sent_as("x-dsec-key-id"), ["dsec-control"]);
+        assert_eq!(sent_as("x-dsec-sees"), ["root"]);
+        assert!(!sent.contains_key("x-dsec-may") && !sent.contains_key("x-dsec-charge"));
         assert!(!sent.contains_key("authorization"));
         assert_eq!(sent["x-dsec-forward-authorization"], "Basic abc");
         assert_eq!(sent["host"], "api.example");
@@ -267,9 +280,9 @@ mod tests {
             ("x-kept", "1"),
         ]);
         rewrite_headers(&mut sent, &caller(), false);
-        let mut names: Vec<_> = sent.keys().map(HeaderName::as_str).collect();
+        let mut names: Vec<_> = sent.keys().map(header::HeaderName::as_str).collect();
         names.sort_unstable();
-        assert_eq!(names, ["host", "x-dsec-key-id", "x-dsec-project", "x-kept"]);
+        assert_eq!(names, ["host", "x-dsec-key-id", "x-dsec-project", "x-dsec-sees", "x-kept"]);
     }
 
     #[test]

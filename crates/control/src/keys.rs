@@ -1,12 +1,12 @@
-//! Who is asking: bearer keys. [`KeyStore`] is the seam behind which the identity service's
-//! tables will stand; today a JSON file that `dsec up` writes ([`FileKeys`]).
+//! Who is asking: bearer keys. The cluster's own are in a JSON file that `dsec up` writes ([`FileKeys`]); all others are in
+//! the database of identities.
 
 mod file;
 
 use std::sync::Arc;
 
+use dsec_iam::{Caller, Iam};
 use dsec_model::ErrorKind;
-use futures_util::future::BoxFuture;
 use http::{HeaderMap, HeaderValue, header};
 
 use crate::failure::Failure;
@@ -19,26 +19,25 @@ pub const KEY_LEN_MAX: usize = 512;
 /// Who a key belongs to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Principal {
+    /// Who, and what their key is narrowed to.
+    pub caller: Caller,
     /// The key's id: what logs and nodes see instead of the key.
     pub key_id: HeaderValue,
-    /// The project that the request acts in.
-    pub project: HeaderValue,
 }
 
-/// Finds who a key belongs to.
-pub trait KeyStore: Send + Sync + 'static {
-    /// The owner of `key`, or `None` when nobody issued it or it was revoked.
-    ///
-    /// # Errors
-    /// The store cannot be read now, which is not the same as a bad key.
-    fn find<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<Arc<Principal>>, Failure>>;
+impl Principal {
+    /// A caller, with the id of their key as a header. One that is none is left out there.
+    pub fn new(caller: Caller) -> Self {
+        let key_id = HeaderValue::from_str(&caller.key_id).unwrap_or(HeaderValue::from_static("-"));
+        Self { caller, key_id }
+    }
 }
 
 /// Authenticates a request by its `authorization` header.
 ///
 /// # Errors
 /// No key, a malformed header, an unknown key, or a store that cannot be read.
-pub async fn authenticate(keys: &dyn KeyStore, headers: &HeaderMap) -> Result<Arc<Principal>, Failure> {
+pub fn authenticate(keys: &FileKeys, iam: &Iam, headers: &HeaderMap) -> Result<Arc<Principal>, Failure> {
     const HINT: &str = "send `Authorization: Bearer KEY`; `dsec up` wrote a key to ~/.config/dsec/config.toml of whoever ran it";
     let refuse = |message: &str| Err(Failure::new(ErrorKind::Unauthenticated, message).hint(HINT));
     let Some(value) = headers.get(header::AUTHORIZATION) else {
@@ -51,8 +50,11 @@ pub async fn authenticate(keys: &dyn KeyStore, headers: &HeaderMap) -> Result<Ar
     let Some(key) = key.filter(|key| !key.is_empty() && key.len() <= KEY_LEN_MAX) else {
         return refuse("the authorization header is not `Bearer KEY`");
     };
-    match keys.find(key).await? {
-        Some(principal) => Ok(principal),
-        None => refuse("nobody issued this key, or it was revoked"),
+    if let Some(principal) = keys.find(key) {
+        return Ok(principal);
+    }
+    match iam.caller(key)? {
+        Some(caller) => Ok(Arc::new(Principal::new(caller))),
+        None => refuse("nobody issued this key, or it was revoked or has expired"),
     }
 }

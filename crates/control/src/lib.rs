@@ -1,10 +1,13 @@
-//! The public API server: authenticates, places, forwards. It keeps nothing: a sandbox's id
-//! carries its node, so any instance serves any request.
+//! The public API server: authenticates, places, forwards. It keeps nothing of sandboxes: an id
+//! carries its node, so any instance serves any request. Identities are in a database.
 //!
 //! ```text
 //! caller ── HTTP ──► server ► access (id, log, metrics, panics) ► api (routes, OpenAPI)
 //!                                                                  │ keys     who asks
-//!                                                                  │ watcher  what nodes say, and where a create goes
+//!                                                                  │ rules    what a call needs; behalf: whether they may
+//!                                                                  │ quota    what may be let in still
+//!                                                                  │ create   the way of a create over the nodes
+//!                                                                  │ watcher  what nodes say, and what was sent there
 //!                                                                  ▼
 //!                                         forward ► upstream (pool, bodies, tunnels) ── HTTP ──► edge
 //! ```
@@ -14,13 +17,19 @@
 pub mod access;
 pub mod api;
 pub mod app;
+pub mod behalf;
+pub mod cluster;
 pub mod config;
+pub mod create;
 pub mod failure;
 pub mod forward;
 pub mod keys;
 pub mod metrics;
 pub mod nodes;
 pub mod openapi;
+pub mod quota;
+pub mod rules;
 pub mod server;
+pub mod tls;
 pub mod upstream;
 pub mod watcher;

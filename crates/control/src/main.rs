@@ -4,11 +4,14 @@ use std::fs::OpenOptions;
 use std::io::{IsTerminal as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
 use clap::{Parser, ValueEnum};
 use dsec_control::app::App;
 use dsec_control::config::{Config, ConfigFile, NodeEntry};
+use dsec_control::server::Door;
+use dsec_control::tls::PublicTls;
 use dsec_control::{api, openapi, server};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -18,7 +21,7 @@ use tracing_subscriber::EnvFilter;
 #[derive(Debug, Parser)]
 #[command(name = "dsec-control", version)]
 struct Args {
-    /// Configuration file (TOML): listen, keys_file, nodes = [{ name, socket }]
+    /// Configuration file (TOML): listen, keys_file, tls_cert, tls_key, cluster_dir, nodes = [{ name, socket }]
     #[arg(long, value_name = "FILE", env = "DSEC_CONTROL_CONFIG")]
     config: Option<PathBuf>,
     /// Address of the public API; port 0 takes a free one
@@ -27,6 +30,21 @@ struct Args {
     /// File with the keys that may ask
     #[arg(long, value_name = "FILE", env = "DSEC_CONTROL_KEYS_FILE")]
     keys_file: Option<PathBuf>,
+    /// Certificate of the public API (PEM, with the chain); it is read again when it changes
+    #[arg(long, value_name = "FILE", env = "DSEC_CONTROL_TLS_CERT", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Its private key (PEM)
+    #[arg(long, value_name = "FILE", env = "DSEC_CONTROL_TLS_KEY", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Directory to make an authority (ca.pem) and a certificate for this machine in, for development
+    #[arg(long, value_name = "DIR", env = "DSEC_CONTROL_TLS_SELF_MADE", conflicts_with = "tls_cert")]
+    tls_self_made: Option<PathBuf>,
+    /// Directory of the cluster that machines may join over the network: its authority, tokens and nodes
+    #[arg(long, value_name = "DIR", env = "DSEC_CONTROL_CLUSTER_DIR")]
+    cluster_dir: Option<PathBuf>,
+    /// Where identities are kept: sqlite:PATH or postgres://... (default: control.db beside the key file)
+    #[arg(long, value_name = "URL", env = "DSEC_CONTROL_DATABASE", hide_env_values = true)]
+    database: Option<String>,
     /// A node and its edge's socket; may be repeated, and replaces those of the file
     #[arg(long = "node", value_name = "NAME=SOCKET", env = "DSEC_CONTROL_NODES", value_delimiter = ',')]
     nodes: Vec<NodeEntry>,
@@ -83,6 +101,16 @@ fn settings(args: &Args) -> anyhow::Result<Config> {
     if let Some(keys_file) = &args.keys_file {
         file.keys_file = Some(keys_file.clone());
     }
+    if args.tls_cert.is_some() || args.tls_self_made.is_some() {
+        (file.tls_cert, file.tls_key) = (args.tls_cert.clone(), args.tls_key.clone());
+        file.tls_self_made.clone_from(&args.tls_self_made);
+    }
+    if let Some(cluster_dir) = &args.cluster_dir {
+        file.cluster_dir = Some(cluster_dir.clone());
+    }
+    if let Some(database) = &args.database {
+        file.database = Some(database.clone());
+    }
     if !args.nodes.is_empty() {
         file.nodes.clone_from(&args.nodes);
     }
@@ -117,20 +145,33 @@ fn raise_descriptor_limit() {
 }
 
 async fn run(config: Config, ready_fd: Option<i32>) -> anyhow::Result<()> {
-    let app = App::new(&config)?;
+    let app = App::open(&config).await?;
+    let tls = config.tls.as_ref().map(PublicTls::open).transpose()?.map(Arc::new);
     let listener =
         server::bind(&config.listen).await.with_context(|| format!("cannot listen on {}", config.listen))?;
     let address = listener.local_addr()?;
     let stop = stop_on_signals()?;
-    let watched = std::sync::Arc::clone(&app);
-    let watcher = tokio::spawn(async move { watched.nodes.watch().await });
-    tracing::info!(%address, nodes = config.nodes.len(), "listening");
+    if let Some(cluster) = app.cluster.clone() {
+        cluster.open().map_err(|failure| failure.0)?;
+        cluster.apply(&app.nodes);
+        let of = Arc::downgrade(&app);
+        tokio::spawn(cluster.follow(move || of.upgrade()));
+    }
+    let watched = Arc::clone(&app);
+    let watcher = tokio::spawn(async move { watched.watch().await });
+    if let Some(tls) = tls.clone() {
+        tokio::spawn(async move { tls.follow().await });
+    }
+    tracing::info!(%address, tls = tls.is_some(), nodes = config.nodes.len(), "listening");
     if let Some(fd) = ready_fd {
         tell_ready(fd, &address.to_string())?;
     }
-    let router = api::router(std::sync::Arc::clone(&app));
-    server::serve(listener, app, router, stop).await;
+    let router = api::router(Arc::clone(&app));
+    server::serve(Door::from(listener).with_tls(tls), Arc::clone(&app), router, stop).await;
     watcher.abort();
+    if let Err(error) = app.iam.end().await {
+        tracing::warn!(%error, "others are not told that this server ends");
+    }
     tracing::info!("ended");
     Ok(())
 }

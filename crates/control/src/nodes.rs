@@ -1,9 +1,8 @@
-//! The configured nodes and what is known of them.
+//! The nodes, configured ones and those that have joined, and what is known of them.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -11,16 +10,19 @@ use axum::extract::Request;
 use bytes::Bytes;
 use dsec_model::{ErrorKind, NodeId};
 use dsec_proto::rest::ErrorBody;
+use futures_util::StreamExt as _;
 use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::sync::watch;
 
 use crate::config::NodeConfig;
 use crate::failure::Failure;
 use crate::forward;
-use crate::upstream::{self, Answer, Pool, SendError};
+use crate::upstream::{self, Answer, Pool, SendError, Way};
 use crate::watcher::Watched;
 
 /// How long a node may take to answer a question of ours (not a caller's request).
@@ -34,8 +36,9 @@ pub struct Node {
 }
 
 impl Node {
-    fn new(config: &NodeConfig) -> Self {
-        Self { name: config.name.clone(), pool: Arc::new(Pool::new(config.socket.clone())) }
+    /// A node that is reached so.
+    pub fn new(name: NodeId, way: Way) -> Self {
+        Self { name, pool: Arc::new(Pool::new(way)) }
     }
 
     /// Its name.
@@ -43,9 +46,9 @@ impl Node {
         &self.name
     }
 
-    /// Its edge's socket.
-    pub fn socket(&self) -> &Path {
-        self.pool.socket()
+    /// How its edge is reached.
+    pub fn way(&self) -> &Way {
+        self.pool.way()
     }
 
     /// Sends it a request.
@@ -61,7 +64,7 @@ impl Node {
     /// # Errors
     /// No answer, none in time, the node's own error, or an answer of another shape.
     pub async fn ask<T: DeserializeOwned>(&self, path: &str, headers: &HeaderMap) -> Result<T, Failure> {
-        self.exchange(Method::GET, path, headers, Bytes::new()).await
+        self.exchange(Method::GET, path, headers, Bytes::new(), ASK_TIMEOUT).await
     }
 
     /// Tells it something as JSON, and takes its answer.
@@ -77,7 +80,21 @@ impl Node {
         let body = serde_json::to_vec(body).map_err(|error| {
             Failure::new(ErrorKind::Internal, format!("a body cannot be written: {error}"))
         })?;
-        self.exchange(Method::POST, path, headers, body.into()).await
+        self.post_within(path, headers, body.into(), ASK_TIMEOUT).await
+    }
+
+    /// Tells it something whose carrying out takes a while, in a body that is JSON already.
+    ///
+    /// # Errors
+    /// As [`Self::ask`].
+    pub async fn post_within<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        headers: &HeaderMap,
+        body: Bytes,
+        within: Duration,
+    ) -> Result<T, Failure> {
+        self.exchange(Method::POST, path, headers, body, within).await
     }
 
     async fn exchange<T: DeserializeOwned>(
@@ -86,6 +103,7 @@ impl Node {
         path: &str,
         headers: &HeaderMap,
         body: Bytes,
+        within: Duration,
     ) -> Result<T, Failure> {
         let mut request = Request::new(Body::from(body));
         *request.method_mut() = method;
@@ -93,7 +111,7 @@ impl Node {
             path.parse().map_err(|_| Failure::new(ErrorKind::InvalidArgument, "the query is malformed"))?;
         *request.headers_mut() = headers.clone();
         request.headers_mut().insert(header::HOST, HeaderValue::from_static("dsec"));
-        let (status, body) = self.whole_answer(request).await?;
+        let (status, body) = self.whole_answer(request, within).await?;
         if !status.is_success() {
             return Err(match serde_json::from_slice::<ErrorBody>(&body) {
                 Ok(error) => Failure(dsec_proto::rest::ApiError(Box::new(error))),
@@ -104,7 +122,11 @@ impl Node {
             .map_err(|error| self.odd(format!("gave an answer that is not understood: {error}")))
     }
 
-    async fn whole_answer(&self, mut request: Request) -> Result<(StatusCode, Bytes), Failure> {
+    async fn whole_answer(
+        &self,
+        mut request: Request,
+        within: Duration,
+    ) -> Result<(StatusCode, Bytes), Failure> {
         let exchange = async {
             match self.send(&mut request).await {
                 Ok(Answer::Response(response)) => {
@@ -114,12 +136,13 @@ impl Node {
                     Ok((status, body.to_bytes()))
                 }
                 Ok(Answer::Upgrade(..)) => Err(self.odd("upgraded a plain request".to_owned())),
-                Err(error) => Err(forward::failure_of(self, error)),
+                // Who watches says when a node comes and goes; once a second would be too often.
+                Err(error) => Err(forward::unanswered(self, &error)),
             }
         };
-        match tokio::time::timeout(ASK_TIMEOUT, exchange).await {
+        match tokio::time::timeout(within, exchange).await {
             Ok(result) => result,
-            Err(_) => Err(self.odd(format!("did not answer in {} s", ASK_TIMEOUT.as_secs()))),
+            Err(_) => Err(self.odd(format!("did not answer in {} s", within.as_secs()))),
         }
     }
 
@@ -131,38 +154,123 @@ impl Node {
     }
 }
 
-/// All configured nodes, in the order of the configuration.
+/// All nodes: the configured ones in their order, then those that have joined.
+///
+/// Each has a place, which is its name's for as long as this process lives: what is under way when a node leaves, or comes back
+/// elsewhere, means the same node still.
 pub struct NodeSet {
-    all: Vec<Arc<Node>>,
-    by_name: HashMap<String, Arc<Node>>,
+    places: RwLock<Places>,
+    /// How many places there are.
+    count: watch::Sender<usize>,
     /// Calls that any node can carry out: whose turn it is.
     turn: AtomicUsize,
     /// What they said of themselves.
     pub watched: Watched,
 }
 
+#[derive(Default)]
+struct Places {
+    all: Vec<Place>,
+    by_name: HashMap<NodeId, usize>,
+}
+
+struct Place {
+    node: Arc<Node>,
+    /// It has left.
+    is_gone: bool,
+}
+
+impl Places {
+    fn living(&self) -> impl Iterator<Item = (usize, &Arc<Node>)> {
+        self.all.iter().enumerate().filter(|(_, place)| !place.is_gone).map(|(at, place)| (at, &place.node))
+    }
+}
+
 impl NodeSet {
     /// The nodes of a configuration.
     pub fn new(configs: &[NodeConfig]) -> Self {
-        let all: Vec<Arc<Node>> = configs.iter().map(|config| Arc::new(Node::new(config))).collect();
-        let by_name = all.iter().map(|node| (node.name.as_str().to_owned(), Arc::clone(node))).collect();
-        let watched = Watched::new(all.iter().map(|node| node.name.clone()));
-        Self { all, by_name, turn: AtomicUsize::new(0), watched }
+        let (places, turn) = (RwLock::default(), AtomicUsize::new(0));
+        let set = Self { places, count: watch::Sender::new(0), turn, watched: Watched::default() };
+        for config in configs {
+            set.put(Node::new(config.name.clone(), Way::Socket(config.socket.clone())));
+        }
+        set
+    }
+
+    fn places(&self) -> std::sync::RwLockReadGuard<'_, Places> {
+        self.places.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Every node.
-    pub fn all(&self) -> &[Arc<Node>] {
-        &self.all
+    pub fn all(&self) -> Vec<Arc<Node>> {
+        self.places().living().map(|(_, node)| Arc::clone(node)).collect()
+    }
+
+    /// Every node with its place.
+    pub fn placed(&self) -> Vec<(usize, Arc<Node>)> {
+        self.places().living().map(|(at, node)| (at, Arc::clone(node))).collect()
+    }
+
+    /// The node at a place, unless it has left.
+    pub fn at(&self, at: usize) -> Option<Arc<Node>> {
+        let places = self.places();
+        places.all.get(at).filter(|place| !place.is_gone).map(|place| Arc::clone(&place.node))
     }
 
     /// The only node, where there is one.
-    pub fn only(&self) -> Option<&Arc<Node>> {
-        if let [node] = &self.all[..] { Some(node) } else { None }
+    pub fn only(&self) -> Option<Arc<Node>> {
+        self.only_placed().map(|(_, node)| node)
+    }
+
+    /// The same, with its place.
+    pub fn only_placed(&self) -> Option<(usize, Arc<Node>)> {
+        let places = self.places();
+        let mut living = places.living();
+        match (living.next(), living.next()) {
+            (Some((at, node)), None) => Some((at, Arc::clone(node))),
+            _ => None,
+        }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.places().living().next().is_none()
     }
 
     /// A node by name.
-    pub fn get(&self, name: &str) -> Option<&Arc<Node>> {
-        self.by_name.get(name)
+    pub fn get(&self, name: &str) -> Option<Arc<Node>> {
+        let name: NodeId = name.parse().ok()?;
+        let at = *self.places().by_name.get(&name)?;
+        self.at(at)
+    }
+
+    /// Adds a node, or puts it into the place of the one that had its name.
+    pub fn put(&self, node: Node) {
+        let mut places = self.places.write().unwrap_or_else(PoisonError::into_inner);
+        let (name, place) = (node.name.clone(), Place { node: Arc::new(node), is_gone: false });
+        match places.by_name.get(&name).copied() {
+            Some(at) => {
+                if std::mem::replace(&mut places.all[at], place).is_gone {
+                    self.watched.is_back(at);
+                }
+            }
+            None => {
+                self.watched.add(name.clone());
+                let at = places.all.len();
+                places.by_name.insert(name, at);
+                places.all.push(place);
+                self.count.send_replace(at + 1);
+            }
+        }
+    }
+
+    /// Sends a node nothing any more. What is under way there goes to its end.
+    pub fn remove(&self, name: &NodeId) {
+        let mut places = self.places.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = places.by_name.get(name).copied() {
+            places.all[at].is_gone = true;
+            self.watched.is_gone(at);
+        }
     }
 
     /// Asks every node the same question at the same time.
@@ -170,8 +278,12 @@ impl NodeSet {
         &self,
         path: &str,
         headers: &HeaderMap,
-    ) -> Vec<(&Arc<Node>, Result<T, Failure>)> {
-        join_all(self.all.iter().map(|node| async move { (node, node.ask(path, headers).await) })).await
+    ) -> Vec<(Arc<Node>, Result<T, Failure>)> {
+        let ask = async |node: Arc<Node>| {
+            let answer = node.ask(path, headers).await;
+            (node, answer)
+        };
+        join_all(self.all().into_iter().map(ask)).await
     }
 
     /// Nodes that share a layer store, in the order in which they are to be tried for what any of them can do: in turn, and
@@ -200,11 +312,25 @@ impl NodeSet {
         Ok(sharing.into_iter().map(|(_, node)| Arc::clone(node)).collect())
     }
 
-    /// Watches the nodes until it is dropped. With one node there is nothing to choose, and it returns at once.
+    /// Watches the nodes, and those that come, until it is dropped.
     pub async fn watch(&self) {
-        if self.all.len() > 1 {
-            join_all(self.all.iter().enumerate().map(|(at, node)| self.watched.watch(at, node))).await;
+        let (mut count, mut watched) = (self.count.subscribe(), 0);
+        let mut watching = FuturesUnordered::new();
+        loop {
+            let places = *count.borrow_and_update();
+            watching.extend((watched..places).map(|at| self.watched.watch(at, move || self.at(at))));
+            watched = places;
+            tokio::select! {
+                changed = count.changed() => if changed.is_err() { return },
+                Some(()) = watching.next() => {}
+            }
         }
+    }
+
+    /// Asks all nodes how they are, now.
+    pub async fn look(&self) {
+        let placed = self.placed();
+        join_all(placed.iter().map(|(at, node)| self.watched.ask(*at, node))).await;
     }
 }
 

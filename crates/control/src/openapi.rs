@@ -10,14 +10,17 @@ use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 use utoipa::openapi::{Components, Content, Ref, RefOr, Response};
 use utoipa::{Modify, OpenApi};
 
-use crate::api::{execs, files, images, layers, ports, sandboxes, sessions, system};
+use crate::api::{
+    batch, cluster, execs, files, identities, images, layers, nodes, ports, projects, sandboxes, sessions,
+    system, tasks,
+};
 
 #[derive(OpenApi)]
 #[openapi(
     info(title = "dsec", description = "Sandboxes for agentic reinforcement learning. How the paths behave is in docs/reference/http-api.md.",
         license(name = "Apache-2.0", identifier = "Apache-2.0")),
     paths(
-        sandboxes::create, sandboxes::list, sandboxes::get, sandboxes::stop, sandboxes::remove, sandboxes::logs,
+        sandboxes::create, batch::create, sandboxes::list, sandboxes::get, sandboxes::stop, sandboxes::remove, sandboxes::logs,
         sandboxes::pack,
         execs::start, execs::list, execs::get, execs::stdout, execs::stderr, execs::attach, execs::stdin,
         execs::signal, execs::resize,
@@ -29,7 +32,14 @@ use crate::api::{execs, files, images, layers, ports, sandboxes, sessions, syste
         images::list_layers, images::get_layer, images::import_layer, images::pull_layer, images::remove_layer,
         layers::trace, layers::prefetch, layers::verify_layer, layers::export, layers::tag, layers::verify_store,
         layers::collect, layers::step, layers::name_step,
-        system::nodes, system::healthz, system::openapi, system::metrics,
+        tasks::list, tasks::get, tasks::stop, tasks::pause, tasks::resume, tasks::wait,
+        nodes::list, nodes::get, nodes::cordon, nodes::uncordon, nodes::drain,
+        cluster::get, cluster::make, cluster::token, cluster::members, cluster::forget, cluster::join, cluster::announce,
+        projects::list, projects::create, projects::get, projects::change, projects::remove, projects::stop, projects::pause,
+        projects::resume, projects::wait,
+        identities::whoami, identities::list, identities::create, identities::get, identities::remove, identities::create_key,
+        identities::revoke_key, identities::list_grants, identities::create_grant, identities::revoke_grant, identities::audit,
+        system::healthz, system::openapi, system::metrics,
     ),
     components(schemas(rest::ErrorBody, rest::NodeStatus, rest::AttachEvent, rest::FileEvent)),
     security(("key" = [])),
@@ -40,6 +50,11 @@ use crate::api::{execs, files, images, layers, ports, sandboxes, sessions, syste
         (name = "files", description = "Files in a sandbox."),
         (name = "ports", description = "Servers that run in a sandbox."),
         (name = "images", description = "What sandboxes are made of: images, and the layers over them."),
+        (name = "tasks", description = "All sandboxes of a job, as one."),
+        (name = "projects", description = "Projects, what they may use, and all sandboxes of one as one."),
+        (name = "identities", description = "Who may do what: identities, their keys, what they were given, and the audit log."),
+        (name = "nodes", description = "The machines that sandboxes run on."),
+        (name = "cluster", description = "Machines that join over the network."),
         (name = "system", description = "The platform itself."),
     ),
     modifiers(&Common),

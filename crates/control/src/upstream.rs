@@ -1,4 +1,4 @@
-//! The way to a node: pooled HTTP/1.1 connections over its edge's Unix socket.
+//! The way to a node: pooled HTTP/1.1 connections over its edge's Unix socket, or over the network ([`way`]).
 //!
 //! A connection is not driven by a task of its own. Whoever uses it polls it: first while waiting
 //! for the response's head ([`Link::send`]), then as part of the response's body ([`body`]). That
@@ -8,6 +8,7 @@
 mod body;
 mod pool;
 mod tunnel;
+mod way;
 
 use std::future::poll_fn;
 use std::io;
@@ -22,12 +23,13 @@ use http_body::Body as _;
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use tokio::net::UnixStream;
 
 pub use pool::Pool;
 pub use tunnel::join;
+use way::Stream;
+pub use way::{TlsWay, Voucher, Way};
 
-type Connection = http1::Connection<TokioIo<HearsOut<UnixStream>>, Body>;
+type Connection = http1::Connection<TokioIo<HearsOut<Stream>>, Body>;
 
 /// Why no response came.
 #[derive(Debug)]

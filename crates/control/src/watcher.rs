@@ -3,26 +3,25 @@
 //! Each node is asked by a task of its own, so that a slow one delays no other. Nothing is kept: after a start all is known
 //! again when every node has answered, or has not answered, once.
 
-use std::collections::HashSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use dsec_model::NodeId;
 use dsec_model::placement::{self, Expected, Health, Refusals, Report, Tries, Wanted};
-use dsec_proto::rest::{FeatureState, NodeStatus};
-use http::{HeaderMap, HeaderValue};
+use dsec_proto::rest::{Arrived, Charged, FeatureState, NodeStatus, SandboxLimits, SchedulingState};
+use http::HeaderMap;
 use serde::Deserialize;
 use tokio::sync::watch;
 
+use crate::behalf::Behalf;
 use crate::failure::Failure;
-use crate::forward::{KEY_ID, PROJECT};
 use crate::nodes::Node;
 
-/// How often a node is asked. The real pause is up to a tenth shorter or longer, so that servers that started together do not ask
-/// together.
+/// How often a node is asked.
 const PERIOD: Duration = Duration::from_secs(1);
+const PERIOD_MS: u64 = PERIOD.as_millis() as u64;
 /// How long a node may take to answer: longer is as good as no answer, since what it says is old by then.
-const ANSWER_WITHIN: Duration = Duration::from_secs(3);
+pub const ANSWER_WITHIN: Duration = Duration::from_secs(3);
 /// Reports in a row that a node may miss before it is avoided, and before nothing is sent there any more.
 const SUSPECT_AFTER: u32 = 2;
 const LOST_AFTER: u32 = 15;
@@ -36,17 +35,48 @@ pub struct Nodes {
     pub nodes: Vec<NodeStatus>,
 }
 
-/// All that is known of the nodes, in the order of the configuration.
+/// Where the time comes from.
+pub trait Clock: Send + Sync + 'static {
+    /// Milliseconds since a moment that stays the same.
+    fn now_ms(&self) -> u64;
+}
+
+/// The machine's clock, from the moment at which it was made.
+struct Monotonic(Instant);
+
+impl Clock for Monotonic {
+    fn now_ms(&self) -> u64 {
+        // 0 is before anything was asked.
+        u64::try_from(self.0.elapsed().as_millis()).unwrap_or(u64::MAX - 1) + 1
+    }
+}
+
+/// All that is known of the nodes, by their places.
 pub struct Watched {
     known: Mutex<Known>,
-    /// How many nodes were heard of, or not, for the first time.
-    heard: watch::Sender<usize>,
-    began: Instant,
+    /// Whether every node was heard of, or was not when it was asked. A node that comes after that is not waited for.
+    gathered: watch::Sender<bool>,
+    clock: Box<dyn Clock>,
+    /// At which millisecond of every period nodes are asked: drawn, so that servers that started together do not ask together.
+    phase_ms: u64,
 }
 
 struct Known {
     nodes: Vec<placement::Node>,
     more: Vec<More>,
+    /// Draws the nodes that a create looks at. Seeded once: a system call a draw would cost more than the rest of a placement.
+    chance: fastrand::Rng,
+}
+
+/// What a node last said that its sandboxes may use.
+#[derive(Debug, Clone, Default)]
+pub struct Charges {
+    /// When it was asked, by this server's clock; 0: never.
+    pub asked_ms: u64,
+    /// By project, backend and server.
+    pub charged: Vec<Charged>,
+    /// Creates that are in it, whether they are answered or not.
+    pub arrived: Vec<Arrived>,
 }
 
 /// What is known of a node beside what placement looks at.
@@ -56,53 +86,131 @@ struct More {
     missed: u32,
     /// Id of its layer store, once it has reported one.
     store: Option<String>,
+    /// It was asked, and answered or did not.
+    is_heard: bool,
+    /// It has left.
+    is_gone: bool,
+    /// What it last said that its sandboxes may use, and when it was asked.
+    charged: Arc<Charges>,
+    /// Limits of sandboxes that do not say which they want.
+    defaults: Option<SandboxLimits>,
+}
+
+impl Default for Watched {
+    fn default() -> Self {
+        let seed = getrandom::u64().unwrap_or_else(|_| fastrand::u64(..));
+        Self::driven(std::iter::empty(), Box::new(Monotonic(Instant::now())), seed)
+    }
 }
 
 impl Watched {
-    pub(crate) fn new(names: impl Iterator<Item = NodeId>) -> Self {
-        let nodes: Vec<_> = names.map(placement::Node::new).collect();
-        let more = nodes.iter().map(|_| More::default()).collect();
-        Self { known: Mutex::new(Known { nodes, more }), heard: watch::Sender::new(0), began: Instant::now() }
+    /// Nodes under a clock and with draws of the caller's: who gives it the same answers at the same times gets the same
+    /// placements.
+    pub fn driven(names: impl Iterator<Item = NodeId>, clock: Box<dyn Clock>, seed: u64) -> Self {
+        let mut chance = fastrand::Rng::with_seed(seed);
+        let phase_ms = chance.u64(..PERIOD_MS);
+        let known = Known { nodes: Vec::new(), more: Vec::new(), chance };
+        let watched = Self { known: Mutex::new(known), gathered: watch::Sender::new(false), clock, phase_ms };
+        names.for_each(|name| watched.add(name));
+        watched
+    }
+
+    /// A node at the next place.
+    pub(crate) fn add(&self, name: NodeId) {
+        let mut known = self.known();
+        known.nodes.push(placement::Node::new(name));
+        known.more.push(More { is_heard: *self.gathered.borrow(), ..More::default() });
+    }
+
+    /// The node at this place has left: nothing is placed there.
+    pub(crate) fn is_gone(&self, at: usize) {
+        let now_ms = self.now_ms();
+        let mut known = self.known();
+        known.more[at] = More { is_heard: true, is_gone: true, ..More::default() };
+        known.nodes[at].missed(Health::Lost, now_ms);
+        self.count(&known);
+    }
+
+    /// A node that had left has its place again.
+    pub(crate) fn is_back(&self, at: usize) {
+        self.known().more[at].is_gone = false;
+    }
+
+    fn count(&self, known: &Known) {
+        if known.more.iter().all(|more| more.is_heard) {
+            self.gathered.send_replace(true);
+        }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn now_ms(&self) -> u64 {
-        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    /// Milliseconds of this server's own clock, which all that is said of nodes is told by.
+    pub fn now_ms(&self) -> u64 {
+        self.clock.now_ms()
+    }
+
+    /// What placement knows of each node now.
+    pub fn nodes(&self) -> Vec<placement::Node> {
+        self.known().nodes.clone()
     }
 
     /// Resolves when every node has answered, or failed to, once.
     pub async fn gathered(&self) {
-        let all = self.known().nodes.len();
-        let _ = self.heard.subscribe().wait_for(|heard| *heard >= all).await;
-    }
-
-    /// Asks a node again and again how it is, until it is dropped.
-    pub(crate) async fn watch(&self, at: usize, node: &Node) {
-        let mut headers = HeaderMap::new();
-        headers.insert(PROJECT, HeaderValue::from_static("root"));
-        headers.insert(KEY_ID, HeaderValue::from_static("dsec-control"));
-        let mut is_first = true;
-        loop {
-            let asked_ms = self.now_ms();
-            let answer = tokio::time::timeout(ANSWER_WITHIN, node.ask::<Nodes>("/v1/nodes", &headers)).await;
-            self.note(at, asked_ms, answer.ok().and_then(|answer: Result<Nodes, Failure>| answer.ok()));
-            if std::mem::take(&mut is_first) {
-                self.heard.send_modify(|heard| *heard += 1);
-            }
-            tokio::time::sleep(jittered(PERIOD)).await;
+        let mut gathered = self.gathered.subscribe();
+        // Where there is none, none is waited for.
+        if !self.known().nodes.is_empty() {
+            let _ = gathered.wait_for(|gathered| *gathered).await;
         }
     }
 
-    fn note(&self, at: usize, asked_ms: u64, answer: Option<Nodes>) {
+    /// Asks the node that is at a place again and again how it is, until it is dropped.
+    pub(crate) async fn watch(&self, at: usize, node: impl Fn() -> Option<Arc<Node>>) {
+        loop {
+            if let Some(node) = node() {
+                self.ask(at, &node).await;
+                self.heard(at);
+            }
+            tokio::time::sleep(self.pause()).await;
+        }
+    }
+
+    fn heard(&self, at: usize) {
+        let mut known = self.known();
+        if !std::mem::replace(&mut known.more[at].is_heard, true) {
+            self.count(&known);
+        }
+    }
+
+    /// Asks a node how it is, once.
+    pub(crate) async fn ask(&self, at: usize, node: &Node) {
+        let mut headers = HeaderMap::new();
+        Behalf::server().write(&mut headers);
+        let asked_ms = self.now_ms();
+        let answer =
+            tokio::time::timeout(ANSWER_WITHIN, node.ask::<Nodes>("/v1/nodes?layers=true", &headers)).await;
+        self.note(at, asked_ms, answer.ok().and_then(|answer: Result<Nodes, Failure>| answer.ok()));
+    }
+
+    /// How long until nodes are asked again: all at one moment, so that what is known of them is equally old. Otherwise those that
+    /// were heard of longest ago would look emptiest, by all that other servers have sent there since.
+    pub fn pause(&self) -> Duration {
+        let since_ms = (self.now_ms() + PERIOD_MS - self.phase_ms) % PERIOD_MS;
+        Duration::from_millis(PERIOD_MS - since_ms)
+    }
+
+    /// Takes down what the node at this place answered to a question of then; none: it did not.
+    pub fn note(&self, at: usize, asked_ms: u64, answer: Option<Nodes>) {
         let now_ms = self.now_ms();
         let mut known = self.known();
-        let Known { nodes, more } = &mut *known;
+        let Known { nodes, more, .. } = &mut *known;
         let (node, more) = (&mut nodes[at], &mut more[at]);
+        if more.is_gone {
+            return;
+        }
         match answer.and_then(|answer| answer.nodes.into_iter().next()) {
-            Some(status) => {
+            Some(mut status) => {
                 if node.health() != Health::Well {
                     tracing::info!(node_id = %node.name(), "node answers");
                 }
@@ -110,6 +218,13 @@ impl Watched {
                 // It does not know while its store is away: then it is the one of before.
                 if !status.store.is_empty() {
                     more.store = Some(status.store.clone());
+                }
+                more.defaults.clone_from(&status.defaults);
+                // Answers may overtake each other; an older one has not counted what a newer one has.
+                if asked_ms > more.charged.asked_ms {
+                    let charged = std::mem::take(&mut status.charged);
+                    let arrived = std::mem::take(&mut status.arrived);
+                    more.charged = Arc::new(Charges { asked_ms, charged, arrived });
                 }
                 node.reported(report_of(status), asked_ms);
             }
@@ -128,15 +243,27 @@ impl Watched {
         }
     }
 
+    /// What each node last said that its sandboxes may use.
+    pub fn charged(&self) -> Vec<Arc<Charges>> {
+        let now_ms = self.now_ms();
+        // Of one that has left nothing counts any more.
+        let left = || Arc::new(Charges { asked_ms: now_ms, ..Charges::default() });
+        let of = |more: &More| if more.is_gone { left() } else { Arc::clone(&more.charged) };
+        self.known().more.iter().map(of).collect()
+    }
+
+    /// Limits of sandboxes on a node that do not say which they want, once it has said.
+    pub fn defaults(&self, at: usize) -> Option<SandboxLimits> {
+        self.known().more.get(at)?.defaults.clone()
+    }
+
     /// The node to try next for a create, and when that was.
     pub fn place(&self, wanted: &Wanted<'_>, tries: &mut Tries) -> Option<(usize, u64)> {
         let now_ms = self.now_ms();
         let mut known = self.known();
-        let at = placement::choose(&known.nodes, wanted, tries, |below| {
-            // The bias of the remainder is below 2^-54 for any number of nodes we take.
-            getrandom::u64().map_or(0, |draw| (draw % below as u64) as usize)
-        })?;
-        known.nodes[at].placed(now_ms, Expected::START);
+        let Known { nodes, chance, .. } = &mut *known;
+        let at = placement::choose(nodes, wanted, tries, |below| chance.usize(..below))?;
+        nodes[at].placed(now_ms, Expected::START);
         Some((at, now_ms))
     }
 
@@ -166,9 +293,20 @@ impl Watched {
         self.known().nodes.iter().any(|node| node.name() == name && node.health() == Health::Lost)
     }
 
-    /// Adds the nodes that could not be asked for this to the refusals.
-    pub fn add_unfit(&self, wanted: &Wanted<'_>, refusals: &mut Refusals) {
-        refusals.add_unfit(&self.known().nodes, wanted);
+    /// The nodes that will never take this, being what they are.
+    pub fn never(&self, wanted: &Wanted<'_>) -> Vec<usize> {
+        let known = self.known();
+        let never = |node: &placement::Node| node.unfit(wanted).is_some_and(|unfit| unfit.is_lasting());
+        (0..known.nodes.len()).filter(|at| never(&known.nodes[*at])).collect()
+    }
+
+    /// Adds the nodes that could not be asked for this to the refusals. Returns whether none of them will ever take it.
+    pub fn add_unfit(&self, wanted: &Wanted<'_>, tries: &Tries, refusals: &mut Refusals) -> bool {
+        let known = self.known();
+        let mut tries = tries.clone();
+        // Those that have left are nobody's refusal.
+        known.more.iter().enumerate().filter(|(_, more)| more.is_gone).for_each(|(at, _)| tries.tried(at));
+        refusals.add_unfit(&known.nodes, wanted, &tries)
     }
 
     /// A node's layer store, once it has said which, and whether it answers.
@@ -182,11 +320,22 @@ impl Watched {
 
 /// What placement looks at, of all that a node says.
 fn report_of(status: NodeStatus) -> Report {
-    let NodeStatus { capacity, usage, backends, architecture, sandboxes_max, labels, features, .. } = status;
+    let NodeStatus {
+        capacity,
+        usage,
+        backends,
+        architecture,
+        sandboxes_max,
+        labels,
+        features,
+        scheduling,
+        layers,
+        ..
+    } = status;
     let works = features.into_iter().filter(|feature| feature.state == FeatureState::Works);
     Report {
-        cordoned: false,
-        draining: false,
+        cordoned: scheduling.state == SchedulingState::Cordoned,
+        draining: scheduling.state == SchedulingState::Draining,
         backends: backends.into_iter().collect(),
         features: works.map(|feature| feature.name).collect(),
         architecture,
@@ -196,13 +345,69 @@ fn report_of(status: NodeStatus) -> Report {
         memory_available_mib: usage.memory_available_mib,
         cpu_millis: capacity.cpu_millis,
         cpu_pressure: usage.cpu_pressure,
-        sandboxes: usage.creating + usage.running + usage.stopping,
+        sandboxes: usage.sandboxes(),
         sandboxes_max: if sandboxes_max == 0 { SANDBOXES_MAX_UNSAID } else { sandboxes_max },
-        layers: HashSet::new(),
+        layers: layers.iter().map(|name| placement::layer_number(name)).collect(),
     }
 }
 
-fn jittered(period: Duration) -> Duration {
-    let random = f64::from(getrandom::u32().unwrap_or(u32::MAX / 2)) / f64::from(u32::MAX);
-    period.mul_f64(0.9 + 0.2 * random)
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Hand(Arc<AtomicU64>);
+
+    impl Clock for Hand {
+        fn now_ms(&self) -> u64 {
+            self.0.load(Ordering::Relaxed)
+        }
+    }
+
+    fn watched(clock: &Hand, seed: u64) -> Watched {
+        let names = ["n1", "n2"].into_iter().filter_map(|name| name.parse().ok());
+        Watched::driven(names, Box::new(clock.clone()), seed)
+    }
+
+    #[test]
+    fn every_pause_of_a_server_ends_at_its_moment_of_the_period() {
+        let clock = Hand::default();
+        let moment = |watched: &Watched, now_ms: u64| {
+            clock.0.store(now_ms, Ordering::Relaxed);
+            let pause_ms = watched.pause().as_millis() as u64;
+            assert!((1..=PERIOD_MS).contains(&pause_ms), "{pause_ms} ms at {now_ms}");
+            (now_ms + pause_ms) % PERIOD_MS
+        };
+        let first = watched(&clock, 1);
+        let at = moment(&first, 0);
+        for now_ms in [1, 7, 999, 1000, 1001, 123_456] {
+            assert_eq!(moment(&first, now_ms), at);
+        }
+        assert_ne!(moment(&watched(&clock, 2), 0), at, "two servers ask at one moment");
+    }
+
+    #[test]
+    fn one_seed_and_one_clock_give_the_same_placements() {
+        let (clock, status) = (Hand::default(), |node: &str| {
+            let text = format!(
+                r#"{{"node":"{node}","version":"0","pid":1,"started_ms":0,"backends":["container"],
+                    "capacity":{{"memory_mib":1000,"cpu_millis":1000,"disk_mib":1}},
+                    "usage":{{"creating":0,"running":0,"stopping":0,"memory_promised_mib":0,
+                              "memory_available_mib":900,"disk_free_mib":1}}}}"#
+            );
+            Nodes { nodes: vec![serde_json::from_str(&text).unwrap()] }
+        });
+        let placed = |seed: u64| {
+            let watched = watched(&clock, seed);
+            watched.note(0, 0, Some(status("n1")));
+            watched.note(1, 0, Some(status("n2")));
+            let wanted = Wanted { backend: "container", ..Wanted::default() };
+            let place = |_| watched.place(&wanted, &mut Tries::default()).unwrap();
+            (0..12).map(place).collect::<Vec<_>>()
+        };
+        assert_eq!(placed(4), placed(4));
+    }
 }

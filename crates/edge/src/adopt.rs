@@ -104,8 +104,10 @@ fn take_over(
     guest: Result<Arc<Connection>, String>,
 ) {
     let ids = stored.sandbox.layers.iter().filter_map(|layer| layer.id.parse().ok()).collect();
+    let Stored { sandbox, spec, charged_to, .. } = &stored;
     let holds = Holds {
-        permit: node.room.readmit(stored.spec.limits.memory_mib),
+        permit: node.room.readmit(&spec.limits),
+        counted: node.charges.retake(&sandbox.project, &sandbox.backend, charged_to, &spec.limits),
         layers: node.layers.hold(ids, &handle.id),
     };
     node.registry.insert(Arc::clone(&handle));

@@ -1,23 +1,27 @@
 //! `edge.toml`: read once, checked once, then passed down as [`Config`].
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use dsec_model::{Limits, NodeId};
+use dsec_model::limits::cores_to_millis;
+use dsec_model::{Limits, NodeId, Policy};
+use dsec_proto::rest::SOCKET_PATH_MAX;
 use dsec_registry::{Allowed, Pattern};
 use dsec_store::StoreSettings;
 use serde::Deserialize;
 
-/// Sandboxes a node takes when nothing is said: above the 3,200 that the field has seen stable.
-const MAX_SANDBOXES_DEFAULT: u64 = 4000;
 /// Most that may be configured: one sandbox takes a range of 65,536 host ids, and 2^32 of them exist.
 const MAX_SANDBOXES_MAX: u64 = 60_000;
 /// Content of layers kept on a node when nothing is said: some hundred working sets, as a run reads a tenth of its image.
 const CACHE_MIB_DEFAULT: u64 = 64 << 10;
 /// Least: what a few images are worked with at a time.
 const CACHE_MIB_MIN: u64 = 256;
-/// Longest path of a Unix socket (`sun_path` has 108 bytes with its NUL).
-const SOCKET_PATH_MAX: usize = 107;
+/// How long a sandbox stands still for a pack when nothing is said: a snapshot takes as long to write out what that reads.
+const STILL_MS_DEFAULT: u64 = 500;
+/// Most: callers of a sandbox that stands still wait, and their time limits run.
+const STILL_MS_MAX: u64 = 10_000;
 
 /// The file as it is written.
 #[derive(Debug, Deserialize)]
@@ -26,6 +30,8 @@ struct File {
     node: String,
     state_dir: PathBuf,
     socket: Option<PathBuf>,
+    listen: Option<SocketAddr>,
+    advertise: Option<String>,
     aether: Option<PathBuf>,
     fill: Option<PathBuf>,
     max_sandboxes: Option<u64>,
@@ -34,6 +40,10 @@ struct File {
     store: Option<StoreSettings>,
     #[serde(default)]
     cache: Cache,
+    #[serde(default)]
+    admission: Admission,
+    #[serde(default)]
+    packs: Packs,
     #[serde(default)]
     registries: Registries,
     #[serde(default)]
@@ -56,11 +66,64 @@ impl Registries {
     }
 }
 
+/// What the node keeps for itself, and how far it promises more than it has: [`Policy`], as it is written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Admission {
+    memory_overcommit: Option<u64>,
+    memory_reserve_mib: Option<u64>,
+    memory_pressure_max: Option<f64>,
+    cpu_overcommit: Option<u64>,
+    cpu_pressure_max: Option<f64>,
+    disk_reserve_mib: Option<u64>,
+    files_reserve: Option<u64>,
+    processes_reserve: Option<u64>,
+}
+
+impl Admission {
+    fn over(self, base: Policy) -> Result<Policy, String> {
+        let policy = Policy {
+            memory_overcommit: self.memory_overcommit.unwrap_or(base.memory_overcommit),
+            memory_reserve_mib: self.memory_reserve_mib.unwrap_or(base.memory_reserve_mib),
+            memory_pressure_max: self.memory_pressure_max.unwrap_or(base.memory_pressure_max),
+            cpu_overcommit: self.cpu_overcommit.unwrap_or(base.cpu_overcommit),
+            cpu_pressure_max: self.cpu_pressure_max.unwrap_or(base.cpu_pressure_max),
+            disk_reserve_mib: self.disk_reserve_mib.unwrap_or(base.disk_reserve_mib),
+            files_reserve: self.files_reserve.unwrap_or(base.files_reserve),
+            processes_reserve: self.processes_reserve.unwrap_or(base.processes_reserve),
+            ..base
+        };
+        for (name, factor) in
+            [("memory_overcommit", policy.memory_overcommit), ("cpu_overcommit", policy.cpu_overcommit)]
+        {
+            if factor == 0 {
+                return Err(format!("admission.{name} is 0; it must be at least 1"));
+            }
+        }
+        for (name, share) in [
+            ("memory_pressure_max", policy.memory_pressure_max),
+            ("cpu_pressure_max", policy.cpu_pressure_max),
+        ] {
+            if !(0.0..=1.0).contains(&share) {
+                return Err(format!("admission.{name} is {share}; it is a share of time, 0 to 1"));
+            }
+        }
+        Ok(policy)
+    }
+}
+
 /// The cache of layers' content on this node.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Cache {
     size_mib: Option<u64>,
+}
+
+/// The making of layers of sandboxes.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Packs {
+    still_ms_max: Option<u64>,
 }
 
 /// Limits of sandboxes whose create leaves them out, in the words of the create request.
@@ -87,18 +150,24 @@ pub struct Config {
     pub state_dir: PathBuf,
     /// Where it serves.
     pub socket: PathBuf,
+    /// Where it listens for the servers of its cluster, once it is of one.
+    pub listen: Option<SocketAddr>,
+    /// Where those reach it, `host:port`, if it is not where it listens.
+    pub advertise: Option<String>,
     /// The agent's binary.
     pub aether: PathBuf,
     /// The fill worker's binary.
     pub fill: PathBuf,
-    /// Most sandboxes at once.
-    pub max_sandboxes: u64,
+    /// When it takes one more sandbox.
+    pub admission: Policy,
     /// What the operator says of this node: placement can be asked for them.
     pub labels: BTreeMap<String, String>,
     /// Where layers are kept. Default: a directory of the state directory.
     pub store: StoreSettings,
     /// Bytes that content of layers may take on this node, beside the store.
     pub cache_bytes: u64,
+    /// How long a sandbox may stand still for what it wrote to be read where it lies. A snapshot is read of one that wrote more.
+    pub still_max: Duration,
     /// Registries that images may be pulled from.
     pub registries: Allowed,
     /// Limits of a create that says nothing. On a node with fewer cores or less memory or disk they
@@ -171,31 +240,43 @@ impl Config {
                 socket.display()
             )));
         }
-        let max_sandboxes = file.max_sandboxes.unwrap_or(MAX_SANDBOXES_DEFAULT);
-        if !(1..=MAX_SANDBOXES_MAX).contains(&max_sandboxes) {
+        let usual = Policy::default();
+        let sandboxes_max = file.max_sandboxes.unwrap_or(usual.sandboxes_max);
+        if !(1..=MAX_SANDBOXES_MAX).contains(&sandboxes_max) {
             return Err(value(format!(
-                "max_sandboxes is {max_sandboxes}; it must be 1 to {MAX_SANDBOXES_MAX}"
+                "max_sandboxes is {sandboxes_max}; it must be 1 to {MAX_SANDBOXES_MAX}"
             )));
         }
+        let admission = file.admission.over(Policy { sandboxes_max, ..usual }).map_err(value)?;
         let cache_mib = file.cache.size_mib.unwrap_or(CACHE_MIB_DEFAULT);
         if cache_mib < CACHE_MIB_MIN {
             return Err(value(format!("cache.size_mib is {cache_mib}; it must be at least {CACHE_MIB_MIN}")));
+        }
+        let still_ms = file.packs.still_ms_max.unwrap_or(STILL_MS_DEFAULT);
+        if still_ms > STILL_MS_MAX {
+            return Err(value(format!("packs.still_ms_max is {still_ms}; it must be 0 to {STILL_MS_MAX}")));
         }
         let store = file.store.unwrap_or_else(|| {
             let own = file.state_dir.join("store").to_string_lossy().into_owned();
             StoreSettings { create: true, ..StoreSettings::new(own) }
         });
+        if file.listen.is_some_and(|listen| listen.port() == 0) {
+            return Err(value("listen has port 0; name one, so that others find it".to_owned()));
+        }
         let defaults = file.defaults.over(Limits::default()).map_err(value)?;
         let registries = file.registries.allowed().map_err(value)?;
         Ok(Self {
             node,
             socket,
+            listen: file.listen,
+            advertise: file.advertise,
             aether: file.aether.unwrap_or_else(|| beside_this_program("dsec-aether")),
             fill: file.fill.unwrap_or_else(|| beside_this_program("dsec-fill")),
             store,
             cache_bytes: cache_mib << 20,
+            still_max: Duration::from_millis(still_ms),
             registries,
-            max_sandboxes,
+            admission,
             labels: file.labels,
             defaults,
             state_dir: file.state_dir,
@@ -232,12 +313,6 @@ impl Defaults {
     }
 }
 
-/// Cores as thousandths; `None` for what is no number of cores.
-pub fn cores_to_millis(cores: f64) -> Option<u64> {
-    const MOST: f64 = 1e9;
-    (cores.is_finite() && (0.0..MOST).contains(&cores)).then(|| (cores * 1000.0).round() as u64)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -250,7 +325,7 @@ mod tests {
     fn the_shortest_file_is_enough() {
         let config = parse("node = \"n1\"\nstate_dir = \"/var/lib/dsec\"\n").unwrap();
         assert_eq!(config.socket, Path::new("/var/lib/dsec/run/edge.sock"));
-        assert_eq!(config.max_sandboxes, 4000);
+        assert_eq!(config.admission, Policy::default());
         assert_eq!(config.defaults, Limits::default());
     }
 
@@ -264,12 +339,29 @@ mod tests {
     }
 
     #[test]
+    fn admission_is_what_is_said_over_what_is_usual() {
+        let config = parse(
+            "node = \"n1\"\nstate_dir = \"/x\"\nmax_sandboxes = 7\n[admission]\ncpu_overcommit = 8\nmemory_pressure_max = 0.5\n",
+        )
+        .unwrap();
+        let said =
+            Policy { sandboxes_max: 7, cpu_overcommit: 8, memory_pressure_max: 0.5, ..Policy::default() };
+        assert_eq!(config.admission, said);
+    }
+
+    #[test]
     fn what_is_unknown_or_out_of_range_is_refused_with_its_name() {
         for (text, word) in [
             ("node = \"n1\"\nstate_dir = \"/x\"\nsokcet = \"/y\"\n", "sokcet"),
             ("node = \"N_1\"\nstate_dir = \"/x\"\n", "N_1"),
             ("node = \"n1\"\nstate_dir = \"x\"\n", "state_dir"),
             ("node = \"n1\"\nstate_dir = \"/x\"\nmax_sandboxes = 0\n", "max_sandboxes"),
+            (
+                "node = \"n1\"\nstate_dir = \"/x\"\n[admission]\ncpu_overcommit = 0\n",
+                "admission.cpu_overcommit",
+            ),
+            ("node = \"n1\"\nstate_dir = \"/x\"\n[admission]\nmemory_pressure_max = 20.0\n", "0 to 1"),
+            ("node = \"n1\"\nstate_dir = \"/x\"\n[packs]\nstill_ms_max = 10001\n", "packs.still_ms_max"),
             ("node = \"n1\"\nstate_dir = \"/x\"\n[cache]\nsize_mib = 1\n", "cache.size_mib"),
             (
                 "node = \"n1\"\nstate_dir = \"/x\"\n[registries]\nallow = [\"https://registry.example\"]\n",
@@ -278,6 +370,8 @@ mod tests {
             ("node = \"n1\"\nstate_dir = \"/x\"\n[store]\nurl = \"/s\"\nuri = 1\n", "uri"),
             ("node = \"n1\"\nstate_dir = \"/x\"\n[defaults]\ncpu_cores_limit = -1\n", "cpu_cores_limit"),
             ("state_dir = \"/x\"\n", "node"),
+            ("node = \"n1\"\nstate_dir = \"/x\"\nlisten = \"10.0.0.1\"\n", "listen"),
+            ("node = \"n1\"\nstate_dir = \"/x\"\nlisten = \"10.0.0.1:0\"\n", "port 0"),
         ] {
             let text = crate::error::chain(&parse(text).unwrap_err());
             assert!(text.contains(word), "{text}");

@@ -90,6 +90,7 @@ fn told(reason: &EndReason, record: &Sandbox) -> String {
         }
         EndReason::Lifetime => format!("its {} s were over (max_lifetime)", record.limits.max_lifetime),
         EndReason::NodeDown => "its node was taken down".to_owned(),
+        EndReason::Drained => "its node was drained".to_owned(),
         EndReason::LaunchFailed { message }
         | EndReason::AgentLost { message }
         | EndReason::SocketMemory { message } => message.clone(),

@@ -5,15 +5,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use dsec_model::{ErrorKind, SandboxId};
-use dsec_proto::rest::{ApiError, CreateSandboxRequest, Exec};
+use dsec_proto::rest::{ApiError, CreateSandboxRequest, Exec, IDEMPOTENCY_KEY_MAX};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::sync::watch;
 
 use crate::error::invalid;
 
-/// Longest key, bytes.
-const KEY_MAX: usize = 128;
 /// Bytes of a first command's output that are kept with its key for an hour: 10,000 of them are 160 MB at
 /// worst, and most are short. Longer ones are read again from the sandbox while it runs.
 const OUTPUT_KEPT_MAX: usize = 16 << 10;
@@ -45,9 +43,9 @@ impl StoredKey {
         attempt: Option<u32>,
         request: &CreateSandboxRequest,
     ) -> Result<Self, ApiError> {
-        if key.is_empty() || key.len() > KEY_MAX || !key.bytes().all(|b| b.is_ascii_graphic()) {
+        if key.is_empty() || key.len() > IDEMPOTENCY_KEY_MAX || !key.bytes().all(|b| b.is_ascii_graphic()) {
             return Err(invalid(format!(
-                "the idempotency-key has {} bytes; it must be 1 to {KEY_MAX} visible ASCII characters",
+                "the idempotency-key has {} bytes; it must be 1 to {IDEMPOTENCY_KEY_MAX} visible ASCII characters",
                 key.len()
             )));
         }

@@ -58,6 +58,14 @@ pub fn session() -> Result<SessionId, ApiError> {
     format!("s-{}", base36(EXEC_CHARS)?).parse().map_err(|e| internal("an id was drawn that is none", &e))
 }
 
+/// What this start of an edge is told from any other by.
+///
+/// # Errors
+/// The random source fails.
+pub fn instance() -> Result<String, ApiError> {
+    base36(24)
+}
+
 /// A name for a request that came without one.
 pub fn request() -> String {
     base36(16).unwrap_or_else(|_| "unnamed".to_owned())

@@ -1,6 +1,6 @@
 //! The node agent. One process a node, root, that owns the node's sandboxes: it admits and launches
-//! them, talks to the agent inside each, serves their part of the HTTP API on a Unix socket, and
-//! finds them again after a restart.
+//! them, talks to the agent inside each, serves their part of the HTTP API on a Unix socket, to control on other
+//! machines over TLS, and finds them again after a restart.
 //!
 //! ```text
 //! control ──HTTP──► server ► api ─┬─► registry ► sandbox::Handle ──mailbox──► sandbox::actor ► launch (backend)
@@ -17,6 +17,7 @@
 pub mod admit;
 pub mod adopt;
 pub mod api;
+pub mod charges;
 pub mod clock;
 pub mod config;
 pub mod doctor;
@@ -29,10 +30,13 @@ pub mod launch;
 pub mod layers;
 pub mod lock;
 pub mod maintenance;
+pub mod member;
 pub mod node;
+pub mod pending;
 pub mod registry;
 pub mod remote;
 pub mod sandbox;
+pub mod scheduling;
 pub mod server;
 pub mod shutdown;
 pub mod sockets;

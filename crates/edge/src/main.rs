@@ -16,8 +16,9 @@ use dsec_edge::config::Config;
 use dsec_edge::launch::Containers;
 use dsec_edge::layers::Filler;
 use dsec_edge::lock::{LockError, StateLock};
+use dsec_edge::member::{self, Joining, Member};
 use dsec_edge::node::Node;
-use dsec_edge::server::{Socket, serve};
+use dsec_edge::server::{Socket, serve, serve_cluster};
 use dsec_edge::shutdown::{self, Progress};
 use dsec_edge::{doctor, remote};
 use dsec_proto::rest::{Feature, FeatureState};
@@ -45,6 +46,16 @@ enum Command {
         /// Writes "ready" and a line end to this descriptor when serving.
         #[arg(long)]
         ready_fd: Option<i32>,
+        #[command(flatten)]
+        join: JoinArgs,
+    },
+    /// Joins a cluster, and ends. The next `run` is a node of it.
+    Join {
+        /// The edge's configuration.
+        #[arg(long)]
+        config: PathBuf,
+        #[command(flatten)]
+        join: JoinArgs,
     },
     /// Ends every sandbox of the node, and the edge.
     Down {
@@ -66,9 +77,41 @@ enum Command {
     },
 }
 
+/// Which cluster to join.
+#[derive(clap::Args)]
+struct JoinArgs {
+    /// Token of `dsec cluster token`; one that this node has joined by already is passed over
+    #[arg(
+        long = "join",
+        value_name = "TOKEN",
+        env = "DSEC_JOIN_TOKEN",
+        hide_env_values = true,
+        requires = "control"
+    )]
+    token: Option<String>,
+    /// A server of the cluster
+    #[arg(long, value_name = "https://HOST:PORT", env = "DSEC_JOIN_CONTROL")]
+    control: Option<String>,
+}
+
+impl JoinArgs {
+    /// Joins, if that is asked for. In a runtime of its own, which is gone when the launcher is forked.
+    fn join(self, config: &Config) -> anyhow::Result<bool> {
+        let (Some(token), Some(control)) = (self.token, self.control) else { return Ok(false) };
+        let joining = Joining { token: token.parse()?, control };
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("the async runtime cannot be started")?
+            .block_on(member::join(config, &joining))?;
+        Ok(true)
+    }
+}
+
 fn main() -> ExitCode {
     let done = match Cli::parse().command {
-        Command::Run { config, ready_fd } => run(&config, ready_fd),
+        Command::Run { config, ready_fd, join } => run(&config, ready_fd, join),
+        Command::Join { config, join } => join_alone(&config, join),
         Command::Down { config } => down(&config),
         Command::Doctor { config, state_dir, json } => check(config.as_deref(), &state_dir, json),
     };
@@ -118,10 +161,40 @@ fn start_content(config: &Config) -> anyhow::Result<Arc<Filler>> {
     Ok(Arc::new(filler.context("the content of layers cannot be served")?))
 }
 
-fn run(config: &Path, ready_fd: Option<i32>) -> anyhow::Result<ExitCode> {
+fn join_alone(config: &Path, join: JoinArgs) -> anyhow::Result<ExitCode> {
     log_to_stderr("info");
     let config = Config::load(config)?;
     let _lock = StateLock::take(&config.state_dir)?;
+    anyhow::ensure!(join.join(&config)?, "give --join TOKEN and --control https://HOST:PORT");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Listens for control, and tells it so. What refuses this node for good ends the edge; a control that is away is tried again.
+async fn begin_membership(node: &Arc<Node>, member: Arc<Member>) -> anyhow::Result<()> {
+    let listen = member.listen();
+    let listener =
+        tokio::net::TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
+    tokio::spawn(serve_cluster(Arc::clone(node), listener, member.server()));
+    let pause = match member.announce(&node.instance, listen).await {
+        Ok(pause) => pause,
+        Err(error) if error.is_final() => return Err(error.into()),
+        Err(error) => {
+            let error = anyhow::Error::from(error);
+            tracing::warn!(error = format!("{error:#}"), "the cluster does not hear this node yet");
+            std::time::Duration::ZERO
+        }
+    };
+    tracing::info!(%listen, "the edge serves its cluster");
+    tokio::spawn(member.keep(node.instance.clone(), listen, pause));
+    Ok(())
+}
+
+fn run(config: &Path, ready_fd: Option<i32>, join: JoinArgs) -> anyhow::Result<ExitCode> {
+    log_to_stderr("info");
+    let config = Config::load(config)?;
+    let _lock = StateLock::take(&config.state_dir)?;
+    join.join(&config)?;
+    let member = member::check(&config)?.map(|kept| Member::new(&config, kept)).transpose()?.map(Arc::new);
     raise_descriptor_limit();
     let backend = start_backend(&config)?;
     let content = start_content(&config)?;
@@ -134,6 +207,9 @@ fn run(config: &Path, ready_fd: Option<i32>) -> anyhow::Result<ExitCode> {
         let node = Node::start(config, backend, content).await?;
         let socket =
             Socket::bind(&path).with_context(|| format!("{} cannot be served on", path.display()))?;
+        if let Some(member) = member {
+            begin_membership(&node, member).await?;
+        }
         if let Some(fd) = ready_fd {
             tell_ready(fd)?;
         }

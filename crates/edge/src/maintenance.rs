@@ -5,9 +5,10 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use dsec_backend::Instance;
-use dsec_model::{SandboxId, State};
+use dsec_model::{EndReason, SandboxId, State};
 use serde_json::json;
 
+use crate::clock::now_ms;
 use crate::node::Node;
 
 /// How often file counts are looked at.
@@ -20,6 +21,9 @@ const ROOM_EVERY: u64 = 5;
 /// A last use is written down when the one on disk is older than this, ms: it bounds what a `kill -9`
 /// of the edge can lose.
 const LAST_USE_STALE_MS: u64 = 10_000;
+
+/// What processes of a sandbox get between SIGTERM and SIGKILL when its node is drained, ms.
+const DRAIN_GRACE_MS: u64 = 10_000;
 
 /// What was seen of one sandbox at the last tick.
 #[derive(Default)]
@@ -38,6 +42,8 @@ pub async fn run(node: Weak<Node>) {
         tokio::time::sleep(TICK).await;
         let Some(node) = node.upgrade() else { return };
         tick += 1;
+        // First: what follows may wait for the layer store.
+        stop_drained(&node);
         let everything = tick.is_multiple_of(ALL_EVERY);
         if everything {
             node.registry.expire();
@@ -55,6 +61,22 @@ pub async fn run(node: Weak<Node>) {
             taken
         });
         seen = looked.await.unwrap_or_default();
+    }
+}
+
+/// Stops what is left on a draining node once its time is over; what takes longer than it may is ended at once.
+fn stop_drained(node: &Node) {
+    let Some(late_ms) = node.scheduling.now().stop_at_ms.and_then(|at| now_ms().checked_sub(at)) else {
+        return;
+    };
+    for handle in node.registry.living() {
+        // One that is being created is met at a later tick.
+        let grace_ms = match handle.state() {
+            State::Running => DRAIN_GRACE_MS.saturating_sub(late_ms),
+            State::Stopping if late_ms > DRAIN_GRACE_MS => 0,
+            _ => continue,
+        };
+        tokio::spawn(async move { handle.stop(EndReason::Drained, grace_ms).await });
     }
 }
 

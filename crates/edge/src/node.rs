@@ -1,14 +1,21 @@
 //! The owner of everything on this node.
 
+use std::cmp::Reverse;
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use dsec_model::State;
-use dsec_proto::rest::{ApiError, BACKEND_CONTAINER, Feature, NodeStatus, NodeUsage};
+use dsec_model::{ErrorKind, State};
+use dsec_proto::rest::{
+    ApiError, BACKEND_CONTAINER, CreateSandboxRequest, Feature, FeatureState, NodeStatus, NodeUsage,
+    SandboxLimits,
+};
+use serde_json::json;
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
-use crate::admit::{Room, capacity, cpu_pressure_now, memory_mib_now};
+use crate::admit::{Room, capacity};
+use crate::charges::Charges;
 use crate::clock::now_ms;
 use crate::config::Config;
 use crate::ended::EndedLog;
@@ -16,12 +23,15 @@ use crate::error::internal;
 use crate::idempotency::Keys;
 use crate::launch::Launch;
 use crate::layers::{Content, Layers};
+use crate::pending::Pending;
 use crate::registry::Registry;
 use crate::sandbox::Handle;
-use crate::{adopt, doctor, maintenance, sockets};
+use crate::sandbox::plan::defaults_on;
+use crate::scheduling::Scheduling;
+use crate::{adopt, doctor, ids, maintenance, sockets};
 
-/// MiB in bytes.
-const MIB: u64 = 1 << 20;
+/// Names of layers that a report has: some kilobytes, a second and node.
+const LAYER_NAMES_MAX: usize = 512;
 
 /// The node.
 pub struct Node {
@@ -33,8 +43,14 @@ pub struct Node {
     pub layers: Arc<Layers>,
     /// Sandboxes.
     pub registry: Registry,
+    /// Creates that have no sandbox yet.
+    pub pending: Pending,
     /// Room for more.
     pub room: Room,
+    /// Whose they are, and to whom they are charged.
+    pub charges: Charges,
+    /// Whether its operator wants more on it.
+    pub scheduling: Scheduling,
     /// Those that ended.
     pub ended: EndedLog,
     /// Idempotency keys.
@@ -43,6 +59,8 @@ pub struct Node {
     pub tasks: TaskTracker,
     /// Boot of the machine.
     pub boot_id: String,
+    /// Drawn anew at each start.
+    pub instance: String,
     started_ms: u64,
     draining: AtomicBool,
     over: watch::Sender<bool>,
@@ -71,13 +89,17 @@ impl Node {
         let node = config.node.to_string();
         let layers = Layers::open(&config.state_dir, &node, &config.store, content, backend)?;
         let node = Arc::new(Self {
-            room: Room::new(capacity(&*launch)?, config.max_sandboxes),
+            room: Room::new(capacity(&*launch)?, config.admission, &config.state_dir),
+            scheduling: Scheduling::load(&config.state_dir, &node)?,
             layers,
             registry: Registry::default(),
+            pending: Pending::default(),
+            charges: Charges::default(),
             ended,
             keys: Arc::default(),
             tasks: TaskTracker::new(),
             boot_id,
+            instance: ids::instance()?,
             started_ms: now_ms(),
             draining: AtomicBool::new(false),
             over: watch::Sender::new(false),
@@ -119,6 +141,43 @@ impl Node {
         features
     }
 
+    /// Whether it has what a request wants of its node. Where several nodes are, who places has looked already.
+    ///
+    /// # Errors
+    /// It lacks a label or a feature, or has not tried its features yet.
+    pub fn suits(&self, request: &CreateSandboxRequest) -> Result<(), ApiError> {
+        let (node, labels) = (&self.config.node, &self.config.labels);
+        let lacks = |field: &str, message: String| {
+            let error = ApiError::new(ErrorKind::Unsupported, message)
+                .detail(json!({ "field": field, "node": node }));
+            Err(error.hint("`dsec node ls` shows what the nodes have"))
+        };
+        if let Some((name, value)) =
+            request.node_labels.iter().find(|(name, value)| labels.get(*name) != Some(*value))
+        {
+            return lacks("node_labels", format!("node {node} does not have the label {name}={value}"));
+        }
+        if request.node_features.is_empty() {
+            return Ok(());
+        }
+        let features = self.features();
+        if features.is_empty() {
+            return Err(ApiError::new(
+                ErrorKind::Unavailable,
+                format!("node {node} is still trying what it can do"),
+            )
+            .hint("try again in a moment"));
+        }
+        let works =
+            |name: &String| features.iter().any(|f| f.name == *name && f.state == FeatureState::Works);
+        match request.node_features.iter().find(|name| !works(name)) {
+            Some(name) => {
+                lacks("node_features", format!("the feature {name:?} does not work on node {node}"))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// From now on no sandbox is taken.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::Release);
@@ -139,16 +198,30 @@ impl Node {
         let _ = self.over.subscribe().wait_for(|over| *over).await;
     }
 
-    /// What it is, has and does now.
+    /// What the sandboxes that it remembers called their layers, the latest first.
+    fn layer_names(&self) -> Vec<String> {
+        let mut records: Vec<_> = self.registry.all().iter().map(|handle| handle.record()).collect();
+        records.sort_unstable_by_key(|record| Reverse(record.created_ms));
+        let mut seen = HashSet::new();
+        let names = records.iter().flat_map(|record| &record.layers).map(|layer| layer.name.as_str());
+        names.filter(|name| seen.insert(*name)).take(LAYER_NAMES_MAX).map(str::to_owned).collect()
+    }
+
+    /// What it is, has and does now. Blocks for a moment.
     ///
     /// # Errors
     /// The host's numbers cannot be read.
-    pub fn status(&self) -> Result<NodeStatus, ApiError> {
+    pub fn status(&self, with_layers: bool) -> Result<NodeStatus, ApiError> {
+        let (promised, observed) = (self.room.promised(), self.room.observe(&*self.launch)?);
         let mut usage = NodeUsage {
-            memory_promised_mib: self.room.promised_mib(),
-            memory_available_mib: memory_mib_now()?.1,
-            disk_free_mib: self.launch.disk().1 / MIB,
-            cpu_pressure: cpu_pressure_now(),
+            memory_promised_mib: promised.memory_mib,
+            cpu_promised_millis: promised.cpu_millis,
+            memory_available_mib: observed.memory_available_mib,
+            memory_pressure: observed.memory_pressure,
+            cpu_pressure: observed.cpu_pressure,
+            disk_free_mib: observed.disk_free_mib,
+            files_free: Some(observed.files_free).filter(|free| *free != u64::MAX),
+            processes: observed.processes,
             ..NodeUsage::default()
         };
         for handle in self.registry.all() {
@@ -159,6 +232,7 @@ impl Node {
                 State::Stopped | State::Failed => {}
             }
         }
+        let (charged, arrived) = self.charges.all();
         Ok(NodeStatus {
             node: self.config.node.to_string(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -169,9 +243,14 @@ impl Node {
             backends: vec![BACKEND_CONTAINER.to_owned()],
             store: self.layers.store_id(),
             architecture: std::env::consts::ARCH.to_owned(),
-            sandboxes_max: self.config.max_sandboxes,
+            sandboxes_max: self.config.admission.sandboxes_max,
             labels: self.config.labels.clone(),
             features: self.features(),
+            scheduling: self.scheduling.now(),
+            charged,
+            arrived,
+            defaults: Some(SandboxLimits::from(&defaults_on(&self.config.defaults, &self.room.capacity()))),
+            layers: if with_layers { self.layer_names() } else { Vec::new() },
         })
     }
 }

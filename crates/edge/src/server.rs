@@ -9,7 +9,11 @@ use std::time::Duration;
 use hyper::server::conn::http1;
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
-use tokio::net::{UnixListener, UnixStream};
+use rustls::ServerConfig;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::api;
@@ -20,6 +24,10 @@ use crate::node::Node;
 const READ_BUFFER_MAX: usize = 1 << 20;
 /// After a failed accept, which means too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// How long a caller over the network may take until TLS is agreed on.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
+/// Until a silent caller is asked whether it is there, and between two questions.
+const KEEPALIVE: Duration = Duration::from_secs(30);
 /// After a shutdown: how long its last answer may take to leave.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -64,7 +72,7 @@ impl Socket {
 pub async fn serve(node: Arc<Node>, socket: Socket) {
     let router = api::router(Arc::clone(&node));
     let connections = TaskTracker::new();
-    let stop = tokio_util::sync::CancellationToken::new();
+    let stop = CancellationToken::new();
     let mut over = std::pin::pin!(node.over());
     loop {
         let accepted = tokio::select! {
@@ -87,11 +95,58 @@ pub async fn serve(node: Arc<Node>, socket: Socket) {
     let _ = tokio::time::timeout(LAST_WORDS, connections.wait()).await;
 }
 
-async fn connection(stream: UnixStream, router: axum::Router, stop: tokio_util::sync::CancellationToken) {
+/// Serves control over the network, until the node is over. Nobody without control's certificate gets to ask anything.
+pub async fn serve_cluster(node: Arc<Node>, listener: TcpListener, tls: Arc<ServerConfig>) {
+    let router = api::remote_router(Arc::clone(&node));
+    let (stop, acceptor) = (CancellationToken::new(), TlsAcceptor::from(tls));
+    let mut over = std::pin::pin!(node.over());
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = &mut over => break,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                let (acceptor, router, stop) = (acceptor.clone(), router.clone(), stop.clone());
+                tokio::spawn(async move {
+                    if let Err(error) = keep_alive(&stream) {
+                        tracing::debug!(%error, "a connection cannot be kept alive");
+                    }
+                    match tokio::time::timeout(HANDSHAKE_MAX, acceptor.accept(stream)).await {
+                        Ok(Ok(stream)) => connection(stream, router, stop).await,
+                        Ok(Err(error)) => tracing::warn!(%error, "a caller over the network was refused"),
+                        Err(_) => tracing::debug!("a caller did not finish its TLS handshake"),
+                    }
+                });
+            }
+            Err(error) => {
+                tracing::error!(%error, "a connection cannot be accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+    stop.cancel();
+}
+
+/// Sends small frames at once, and has the kernel find out when the other side is gone without a word.
+fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+    use rustix::net::sockopt;
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, KEEPALIVE)?;
+    sockopt::set_tcp_keepintvl(stream, KEEPALIVE)?;
+    sockopt::set_tcp_keepcnt(stream, 3)?;
+    Ok(())
+}
+
+async fn connection<S>(stream: S, router: axum::Router, stop: CancellationToken)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let service = TowerToHyperService::new(router);
     let mut server = http1::Builder::new();
     // No limit on the wait for a request's head: it would close control's idle connections under it, and
-    // only root can reach this socket.
+    // only root and control get here.
     server.max_buf_size(READ_BUFFER_MAX);
     // A caller that closes its writing half early is gone, as HTTP has it; what it began is spawned.
     let mut served = std::pin::pin!(server.serve_connection(TokioIo::new(stream), service).with_upgrades());

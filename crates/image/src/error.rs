@@ -164,6 +164,9 @@ pub enum EntryProblem {
     /// Something changed while it was read.
     #[error("it changed while it was read; stop what writes to the directory, or give a snapshot of it")]
     Changed,
+    /// It was not read by when it had to be.
+    #[error("reading took longer than it may")]
+    Late,
     /// An attribute of overlayfs that layers do not have.
     #[error(
         "it has the attribute `{name}`, which says that its content is elsewhere; mount the overlay without metacopy"

@@ -10,10 +10,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, Instant};
 
 use dsec_image::build::{
-    Donors, Effect, FileIndex, Hidden, PackSink, PackedUpper, Previous, Rules, Upper, Workshop,
-    from_directory, from_upper, look_for_denied, mark_whiteouts, merge, oci_form, resolve_redirects,
+    Donors, Effect, FileIndex, Hidden, PackSink, PackedUpper, Previous, Rules, Upper, UpperReader, Workshop,
+    from_directory, look_for_denied, mark_whiteouts, merge, oci_form, resolve_redirects,
 };
 use dsec_image::erofs::{LayerTree, Timestamp};
 use dsec_image::layer::PackId;
@@ -23,6 +24,16 @@ use support::layers::Shop;
 use support::layout::Layout;
 use support::source::{archived, source_tree};
 use support::{Facts, Mount, assert_same, facts, shell};
+
+fn from_upper(
+    upper: &Upper<'_>,
+    limits: &ImportLimits,
+    shop: Workshop<'_>,
+) -> Result<PackedUpper, ImportError> {
+    let mut reader = UpperReader::begin(shop.blob_path, shop.donors, shop.sink)?;
+    reader.read(upper, limits)?;
+    reader.finish()
+}
 
 fn encoded(layer: &LayerTree) -> Vec<u8> {
     layer.encode().unwrap().0
@@ -120,7 +131,7 @@ fn a_second_pack_of_an_upper_directory_stores_what_changed() {
     let mut shop = Shop::new();
     let packed = |shop: &mut Shop, donors: &[&FileIndex], previous: &Previous, moment| {
         let (path, rules) = (upper.path(), &Rules::default());
-        let upper = Upper { path, previous, rules, moment };
+        let upper = Upper { path, previous, rules, moment, until: None };
         shop.make(donors, |shop| from_upper(&upper, &limits, shop), |made| &made.built)
     };
     let long_ago = Timestamp::default();
@@ -173,7 +184,7 @@ fn what_rules_leave_out_is_not_read_and_what_they_deny_fails() {
     rules.add(Effect::Exclude, "/data/**", "/data/**").unwrap();
     let previous = Previous::default();
     fn of<'a>(path: &'a std::path::Path, previous: &'a Previous, rules: &'a Rules) -> Upper<'a> {
-        Upper { path, previous, rules, moment: Timestamp::default() }
+        Upper { path, previous, rules, moment: Timestamp::default(), until: None }
     }
     let packed = shop.make(
         &[],
@@ -218,6 +229,43 @@ fn what_rules_leave_out_is_not_read_and_what_they_deny_fails() {
     let mut other = Rules::default();
     other.add(Effect::Deny, "*.pem", "*.pem").unwrap();
     look_for_denied(&of(upper.path(), &previous, &other), &limits).unwrap();
+}
+
+#[test]
+fn what_was_read_before_time_ran_out_is_not_read_again() {
+    let upper = tempfile::tempdir().unwrap();
+    // The large file is read last, which takes longer than the others and the time there is.
+    shell(
+        upper.path(),
+        "for i in 1 2 3; do head -c 9000 /dev/urandom > a$i; done; head -c 64M /dev/zero > large",
+    );
+    let limits = ImportLimits::default();
+    let mut shop = Shop::new();
+    let (rules, previous) = (Rules::default(), Previous::default());
+    let of = |until| Upper {
+        path: upper.path(),
+        previous: &previous,
+        rules: &rules,
+        moment: Timestamp::default(),
+        until,
+    };
+    let made = shop.make(
+        &[],
+        |shop| {
+            let mut reader = UpperReader::begin(shop.blob_path, shop.donors, shop.sink)?;
+            for patience in [Duration::ZERO, Duration::from_millis(5)] {
+                let late = reader.read(&of(Some(Instant::now() + patience)), &limits).unwrap_err();
+                assert!(matches!(late, ImportError::Entry { problem: EntryProblem::Late, .. }), "{late:?}");
+            }
+            reader.read(&of(Some(Instant::now() + Duration::from_secs(600))), &limits)?;
+            reader.finish()
+        },
+        |made| &made.built,
+    );
+    // Each is there once, and of the large one nothing is that was read in vain.
+    assert_eq!(made.built.blob.as_ref().unwrap().index.size(), 3 * (12 << 10) + (64 << 20));
+    let mount = shop.mount(&made.built.layer);
+    assert_same(&facts(upper.path()), &facts(mount.path()));
 }
 
 /// Merges the layers of an image as an import does, through their images as they come out of a store, and mounts it.
@@ -397,7 +445,7 @@ fn an_upper_directory_packs_to_what_the_overlay_showed() {
     drop(overlay);
     let upper = writable.path().join("u");
     let (previous, rules, moment) = (&Previous::default(), &Rules::default(), Timestamp::default());
-    let upper = Upper { path: &upper, previous, rules, moment };
+    let upper = Upper { path: &upper, previous, rules, moment, until: None };
     let packed = shop.make(&[&lower.files], |shop| from_upper(&upper, &limits, shop), |made| &made.built);
     let built = packed.built;
     let layer = resolve_redirects(&built.layer, &lower.layer, 100_000).unwrap();
@@ -444,7 +492,7 @@ fn what_was_removed_is_not_listed_whatever_lies_below() {
     let mut shop = Shop::new();
     let limits = ImportLimits::default();
     let (previous, rules, moment) = (&Previous::default(), &Rules::default(), Timestamp::default());
-    let upper = Upper { path: upper.path(), previous, rules, moment };
+    let upper = Upper { path: upper.path(), previous, rules, moment, until: None };
     let mut layer = shop.make(&[], |shop| from_upper(&upper, &limits, shop), |made| &made.built).built.layer;
     let listed = |layer: &LayerTree, shop: &Shop| {
         let mount = shop.mount(layer);

@@ -12,7 +12,7 @@ pub mod lifecycle;
 pub mod limits;
 pub mod placement;
 
-pub use admission::{Admission, Capacity, Demand};
+pub use admission::{Admission, Capacity, Demand, Observed, Policy, Promised, Short, Shortage};
 pub use error::ErrorKind;
 pub use id::{ExecId, IdError, NodeId, SandboxId, SessionId, TaskId};
 pub use lifecycle::{Action, EndReason, Event, State};

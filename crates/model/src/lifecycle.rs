@@ -68,6 +68,8 @@ pub enum EndReason {
     },
     /// The node's platform is going down.
     NodeDown,
+    /// The node was drained, and the time that its sandboxes had was over.
+    Drained,
     /// A phase of the launch failed.
     LaunchFailed {
         /// What failed, with its cause.

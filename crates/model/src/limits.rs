@@ -65,6 +65,12 @@ impl Default for Limits {
     }
 }
 
+/// Cores as thousandths; `None` for what is no number of cores.
+pub fn cores_to_millis(cores: f64) -> Option<u64> {
+    const MOST: f64 = 1e9;
+    (cores.is_finite() && (0.0..MOST).contains(&cores)).then(|| (cores * 1000.0).round() as u64)
+}
+
 /// A limit that cannot be granted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field} is {given}; it must be between {min} and {max}{because}")]
@@ -122,7 +128,7 @@ impl Limits {
 mod tests {
     use super::*;
 
-    const NODE: Capacity = Capacity { memory_mib: 24_000, cpu_millis: 2000, disk_mib: 80_000 };
+    const NODE: Capacity = Capacity { memory_mib: 24_000, cpu_millis: 2000, disk_mib: 80_000, processes: 0 };
 
     #[test]
     fn the_defaults_fit_a_small_node() {

@@ -2,22 +2,39 @@
 //! the name, sizes are bytes unless the name says MiB (`_mb` in the names that callers know from
 //! DSec means MiB).
 
+mod cluster;
 mod errors;
 mod exec;
 mod files;
+mod hop;
+mod iam;
 mod image;
 mod layer;
+mod limits;
 mod node;
 mod pack;
 mod sandbox;
 mod session;
+mod task;
 
+pub use cluster::{
+    AnnounceRequest, Announced, Cluster, EdgeInstance, JoinRequest, Joined, Member, MemberList, RefusedFor,
+    TOKEN_TTL_DEFAULT_S, TOKEN_TTL_MAX_S, Token, TokenRequest,
+};
 pub use errors::{ApiError, ErrorBody, status_of};
 pub use exec::{
     AttachEvent, Exec, ExecList, ExecRequest, ExecState, INLINE_MAX, OomKill, PtySize, SignalRequest,
     StdinMode,
 };
 pub use files::{FileEvent, FileEventKind, FileInfo, FileKind, FileList, MakeDirRequest, MoveRequest};
+pub use hop::{
+    Arrived, CHARGE, Charge, Charged, ChargesFenced, FenceChargesRequest, KEY_ID, MAY, PROJECT, SEES,
+};
+pub use iam::{
+    AuditEntry, AuditList, ChangeProjectRequest, CreateGrantRequest, CreateIdentityRequest, CreateKeyRequest,
+    CreateProjectRequest, Grant, GrantList, Identity, IdentityList, Key, Project, ProjectList,
+    UNTOLD_SERVERS, WhoAmI,
+};
 pub use image::{
     Image, ImageList, ImportEvent, LAYER_BASE, PullRequest, REGISTRY_UNAUTHORIZED, RegistryCredentials,
 };
@@ -25,13 +42,21 @@ pub use layer::{
     BlobContent, BlobTrace, CollectEvent, Collected, ContentCounts, Finding, GROUP_BYTES, HeldLayer,
     LayerContent, LayerOnNode, LayerTrace, PrefetchEvent, PrefetchRequest, PrefetchWhat, VerifyEvent,
 };
-pub use node::{Feature, FeatureState, NodeStatus, NodeUsage};
+pub use limits::{
+    CREATE_AT_ONCE_MAX, CREATE_MANY_MAX, GRACE_MAX_MS, IDEMPOTENCY_KEY_MAX, JSON_BODY_MAX, PAGE_DEFAULT,
+    PAGE_MAX, REQUEST_ID_MAX, SOCKET_PATH_MAX, WAIT_DEFAULT_MS, WAIT_MAX_MS,
+};
+pub use node::{
+    CordonRequest, DrainRequest, Feature, FeatureState, NodeScheduling, NodeStatus, NodeUsage,
+    SchedulingState,
+};
 pub use pack::{ImageSettings, LAYER_WORKSPACE, LeftOut, PackRequest, Packed, Quiesce};
 pub use sandbox::{
-    BACKEND_CONTAINER, CreateSandboxRequest, FenceRequest, Fenced, LaunchPhase, Sandbox, SandboxLayer,
-    SandboxLimits, SandboxList, StopRequest, Usage,
+    BACKEND_CONTAINER, CreateManyEvent, CreateManyRequest, CreateSandboxRequest, FenceRequest, Fenced,
+    LaunchPhase, Sandbox, SandboxLayer, SandboxLimits, SandboxList, StopRequest, Usage,
 };
 pub use session::{Session, SessionList, SessionRequest};
+pub use task::{StateCounts, TASK_FAILURES_MAX, Task, TaskFailure, TaskList, TaskOutcome, TaskWaitRequest};
 
 /// Header that makes a create idempotent: the same key gives the same sandbox.
 pub const IDEMPOTENCY_KEY: &str = "idempotency-key";

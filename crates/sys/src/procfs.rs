@@ -1,7 +1,7 @@
 //! What `/proc` tells of processes, the machine and its memory.
 
 use std::fs;
-use std::io;
+use std::io::{self, BufRead};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
@@ -91,43 +91,89 @@ fn mount_of(path: &str) -> io::Result<u64> {
 }
 
 /// Regular files on a mount that a process has open for writing, or mapped so that what it writes to memory goes there.
-/// Files without a name left do not count. Each descriptor that is looked at takes one off `budget`.
+/// Files without a name left do not count. Each descriptor and mapping that is looked at takes one off `budget`.
 ///
 /// # Errors
 /// There are more than that. A process that is gone has none.
 pub fn written_files(pid: i32, mount: u64, budget: &mut u64) -> io::Result<Vec<WrittenFile>> {
     let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned();
     let mut found = Vec::new();
-    let mut spend = || match budget.checked_sub(1) {
-        Some(left) => {
-            *budget = left;
-            Ok(())
-        }
-        None => Err(io::Error::other("there are too many open files to look at")),
-    };
-    let named = |link: &str| fs::metadata(link).is_ok_and(|meta| meta.is_file() && meta.nlink() > 0);
     let mut note = |link: &str| {
         if let Ok(path) = fs::read_link(link) {
             found.push(WrittenFile { command: command.clone(), path });
         }
     };
     for entry in fs::read_dir(format!("/proc/{pid}/fdinfo")).into_iter().flatten().flatten() {
-        spend()?;
+        spend(budget)?;
         let info = fs::read_to_string(entry.path()).unwrap_or_default();
         let link = format!("/proc/{pid}/fd/{}", entry.file_name().to_string_lossy());
-        if is_open_for_writing(&info, mount) && named(&link) {
+        if is_open_for_writing(&info, mount) && is_named_file(&link) {
             note(&link);
         }
     }
-    for line in fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default().lines() {
-        let Some(range) = shared_and_writable(line) else { continue };
-        spend()?;
-        let link = format!("/proc/{pid}/map_files/{range}");
-        if mount_of(&link).is_ok_and(|of| of == mount) && named(&link) {
-            note(&link);
+    for mapping in shared_for_writing(pid, budget)? {
+        if mount_of(&mapping.link).is_ok_and(|of| of == mount) && is_named_file(&mapping.link) {
+            note(&mapping.link);
         }
     }
     Ok(found)
+}
+
+/// Whether a process, which stands still, can change a file that has a name without a call that would date it: by memory that is
+/// the file's, or by a write that the kernel does on its own. Each mapping that is looked at takes one off `budget`.
+///
+/// # Errors
+/// There are more than that, or they cannot be read. A process that is gone has none.
+pub fn maps_for_writing(pid: i32, budget: &mut u64) -> io::Result<bool> {
+    Ok(shared_for_writing(pid, budget)?.iter().any(|mapping| mapping.is_aio || is_named_file(&mapping.link)))
+}
+
+/// Whether a link of `/proc` leads to a regular file that has a name left.
+fn is_named_file(link: &str) -> bool {
+    fs::metadata(link).is_ok_and(|meta| meta.is_file() && meta.nlink() > 0)
+}
+
+/// A mapping through which a file can be written.
+struct SharedMapping {
+    link: String,
+    /// Where the kernel notes the ends of writes that go on by themselves.
+    is_aio: bool,
+}
+
+/// Shared mappings of what was opened for writing, also those that may not be written just now: mprotect(2) undoes that.
+fn shared_for_writing(pid: i32, budget: &mut u64) -> io::Result<Vec<SharedMapping>> {
+    let is_gone = |e: &io::Error| matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ESRCH));
+    let mut found = Vec::new();
+    let mut maps = match fs::File::open(format!("/proc/{pid}/maps")) {
+        Ok(file) => io::BufReader::new(file),
+        Err(e) if is_gone(&e) => return Ok(found),
+        Err(e) => return Err(e),
+    };
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        match maps.read_until(b'\n', &mut line) {
+            Ok(0) => return Ok(found),
+            Ok(_) => spend(budget)?,
+            Err(e) if is_gone(&e) => return Ok(found),
+            Err(e) => return Err(e),
+        }
+        // Names are whatever a sandbox likes.
+        let line = String::from_utf8_lossy(&line);
+        let Some(range) = shared(&line) else { continue };
+        let link = format!("/proc/{pid}/map_files/{range}");
+        let is_writable = |meta: fs::Metadata| meta.mode() & libc::S_IWUSR != 0;
+        if fs::symlink_metadata(&link).map_or(true, is_writable) {
+            found.push(SharedMapping { link, is_aio: line.contains(" /[aio]") });
+        }
+    }
+}
+
+fn spend(budget: &mut u64) -> io::Result<()> {
+    *budget = budget
+        .checked_sub(1)
+        .ok_or_else(|| io::Error::other("there are too many open files and mappings to look at"))?;
+    Ok(())
 }
 
 /// Whether `/proc/PID/fdinfo/N` is of a file on the mount that can be written to.
@@ -140,12 +186,12 @@ fn is_open_for_writing(info: &str, mount: u64) -> bool {
         && field("mnt_id:").and_then(|text| text.parse().ok()) == Some(mount)
 }
 
-/// The addresses of a line of `/proc/PID/maps` if what is written there goes to a file.
-fn shared_and_writable(line: &str) -> Option<&str> {
+/// The addresses of a line of `/proc/PID/maps` if it is of a file whose memory all who map it share.
+fn shared(line: &str) -> Option<&str> {
     let mut fields = line.split_ascii_whitespace();
     let (range, access) = (fields.next()?, fields.next()?);
     let inode = fields.nth(2)?;
-    (access.as_bytes().get(1) == Some(&b'w') && access.ends_with('s') && inode != "0").then_some(range)
+    (access.ends_with('s') && inode != "0").then_some(range)
 }
 
 /// Memory of the machine and what is available now, KiB.
@@ -211,11 +257,16 @@ mod tests {
         assert_ne!(at, libc::MAP_FAILED);
         drop(to_map);
         assert!(seen(write) && seen(mapped) && !seen(read) && !seen(gone));
+        assert!(maps_for_writing(me, &mut 100_000).unwrap());
+        assert!(maps_for_writing(me, &mut 0).is_err());
+        // SAFETY: the mapping of above, which nothing reads or writes.
+        assert_eq!(unsafe { libc::mprotect(at, 4096, libc::PROT_READ) }, 0);
+        assert!(seen(mapped) && maps_for_writing(me, &mut 100_000).unwrap());
         assert!(written_files(me, mount + 1_000_000, &mut 100_000).unwrap().is_empty());
         assert!(written_files(me, mount, &mut 1).is_err());
         // SAFETY: the mapping of above.
         assert_eq!(unsafe { libc::munmap(at, 4096) }, 0);
-        assert!(!seen(mapped));
+        assert!(!seen(mapped) && !maps_for_writing(me, &mut 100_000).unwrap());
     }
 
     #[test]

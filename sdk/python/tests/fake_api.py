@@ -172,6 +172,7 @@ class FakeApi:
             ("GET", "/healthz", self.health),
             ("POST", "/v1/sandboxes", self.create),
             ("GET", "/v1/sandboxes", self.list_sandboxes),
+            ("GET", "/v1/whoami", self.whoami),
             ("GET", box, self.get),
             ("POST", box + "/stop", self.stop_sandbox),
             ("DELETE", box, self.stop_sandbox),
@@ -326,6 +327,11 @@ class FakeApi:
             await self._until_end(run, 60)
             return web.json_response({**record, "first_exec": run.record(1 << 20)}, status=201)
         return web.json_response(record, status=201)
+
+    async def whoami(self, request: web.Request) -> web.StreamResponse:
+        project = request.headers.get("x-dsec-project", "root")
+        who = {"name": "cluster", "key_id": "key-1", "project": project, "permissions": []}
+        return web.json_response(who)
 
     async def list_sandboxes(self, request: web.Request) -> web.StreamResponse:
         query = request.query

@@ -20,6 +20,7 @@ CLASSES = {
     "Files": "_files",
     "Watch": "_files",
     "PortStream": "_ports",
+    "Iam": "_iam",
     "Images": "_images",
     "Process": "_commands",
     "Session": "_sandbox",
@@ -39,11 +40,12 @@ from typing import Any
 
 import httpx
 
-from .. import _client, _commands, _files, _images, _ports, _sandbox
+from .. import _client, _commands, _files, _iam, _images, _ports, _sandbox
 from .._args import DSecContainerRunArgs, RegistryCredentials
 from .._bodies import Data
 from .._commands import StreamName
 from .._files import LocalPath, RemotePath
+from .._iam import AuditEntry, Grant, Identity, Key, Project, WhoAmI
 from .._images import OnPrefetch, OnProgress
 from .._records import (
     BlobTrace,
@@ -63,6 +65,8 @@ from .._records import (
     Usage,
 )
 from .._sandbox import DEFAULT, Timeout
+from .._tasks import TaskOutcome, TaskStatus
+from ..errors import DSecError
 from ._portal import Portal, close_at_exit
 
 

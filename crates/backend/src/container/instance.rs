@@ -16,15 +16,18 @@ use rustix::fs::{Dir, FileType, Mode, OFlags, open, openat};
 
 use super::shared::Shared;
 use crate::{
-    Anchor, BackendError, ExecCgroup, Instance, OomReport, Quiesce, RawUsage, Snapshot, SnapshotError,
+    Anchor, BackendError, ExecCgroup, InPlace, Instance, OomReport, Quiesce, RawUsage, Snapshot,
+    SnapshotError,
 };
 
 /// How long the last process of a killed container may take to go.
 const END_WAIT: Duration = Duration::from_secs(10);
 /// How long a container's processes may take to stand still: those in a slow system call come first out of it.
 const FREEZE_MAX: Duration = Duration::from_secs(2);
-/// Open files of one container that are looked at before a snapshot of it is refused: a tenth of a second's work.
-const OPEN_FILES_MAX: u64 = 20_000;
+/// Open files and mappings of one container that are looked at before a snapshot of it is refused: some tenths of a second's work.
+const OPEN_FILES_MAX: u64 = 100_000;
+/// Mappings of one container that are looked at before a snapshot is taken without a further look: some hundredths of a second's.
+const MAPPINGS_MAX: u64 = 20_000;
 /// Open files that a refused snapshot names.
 const WRITERS_NAMED_MAX: usize = 10;
 /// Least metadata and data that a file costs on btrfs, bytes: below this many for each allowed file nobody need count.
@@ -154,15 +157,28 @@ impl Container {
         Ok(Still(&self.group))
     }
 
+    /// Host ids of the agent and of all processes that it started.
+    fn pids(&self) -> io::Result<Vec<i32>> {
+        let mut pids = self.group.exec_pids()?;
+        pids.push(self.anchor.pid);
+        Ok(pids)
+    }
+
+    /// Whether its files, while its processes stand still, are those that a snapshot would have, and dated so that the next pack
+    /// knows them again.
+    fn can_be_read_in_place(&self) -> bool {
+        let mut budget = MAPPINGS_MAX;
+        let mut is_harmless = |pid| procfs::maps_for_writing(pid, &mut budget).is_ok_and(|maps| !maps);
+        self.pids().is_ok_and(|pids| pids.into_iter().all(&mut is_harmless))
+    }
+
     /// Files of the container's root that its processes, which stand still, can write to.
     fn written_files(&self) -> Result<Vec<(String, PathBuf)>, SnapshotError> {
         let failed = |e| self.no_snapshot(e);
         let root = procfs::root_mount(self.anchor.pid).map_err(failed)?;
         let mut budget = OPEN_FILES_MAX;
         let mut found = Vec::new();
-        let runs = self.group.run_numbers();
-        let pids = runs.into_iter().flat_map(|number| self.group.run_pids(number));
-        for pid in std::iter::once(self.anchor.pid).chain(pids) {
+        for pid in self.pids().map_err(failed)? {
             let files = procfs::written_files(pid, root, &mut budget).map_err(failed)?;
             for file in files.into_iter().map(|file| (file.command, file.path)) {
                 if !found.contains(&file) {
@@ -248,24 +264,28 @@ impl Instance for Container {
         self.shared.oom.take(self.range)
     }
 
-    fn snapshot(&self, quiesce: Quiesce) -> Result<Snapshot, SnapshotError> {
+    fn snapshot(&self, quiesce: Quiesce, in_place: InPlace<'_>) -> Result<Option<Snapshot>, SnapshotError> {
         let number = self.snapshots.fetch_add(1, Ordering::Relaxed);
         let name = format!("{}.snapshot-{number}", self.name);
-        let _still = if quiesce == Quiesce::GoOn { None } else { Some(self.stand_still()?) };
+        let still = if quiesce == Quiesce::GoOn { None } else { Some(self.stand_still()?) };
         if quiesce == Quiesce::WriteNothing {
             let files = self.written_files()?;
             if !files.is_empty() {
                 return Err(SnapshotError::Writing { files });
             }
         }
+        if still.is_some() && self.can_be_read_in_place() && in_place(&self.shared.storage.upper(&self.name))
+        {
+            return Ok(None);
+        }
         let made = self.shared.storage.snapshot(&self.name, &name);
         made.map_err(|e| self.no_snapshot(e))?;
         let (upper, shared) = (self.shared.storage.upper(&name), Arc::clone(&self.shared));
-        Ok(Snapshot::new(upper, move || {
+        Ok(Some(Snapshot::new(upper, move || {
             if let Err(error) = shared.storage.destroy(&name) {
                 tracing::warn!(name, %error, "a snapshot stays until the next sweep");
             }
-        }))
+        })))
     }
 
     fn kill(&self) {

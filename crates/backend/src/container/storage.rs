@@ -116,9 +116,8 @@ impl Storage {
 
     /// Makes a read-only snapshot of a container's layer, called `snapshot`; [`Self::destroy`] drops it.
     ///
-    /// Made twice: what was written to a page that was on its way to the disk just then is not in a snapshot (seen on Linux
-    /// 6.18: files written in place were torn). Making one waits for the end of that way, so that the second one of a layer
-    /// that stands still has all.
+    /// Made twice: before one, btrfs writes out what is dirty, and may pass over a page that is on its way to the disk already and was
+    /// written to since. Making one waits for the end of that way, so that the second one of a layer that stands still has all.
     pub(super) fn snapshot(&self, name: &str, snapshot: &str) -> io::Result<()> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let source = openat(&self.root, name, flags, Mode::empty())?;

@@ -5,6 +5,7 @@ mod bulk;
 mod create;
 mod exec;
 mod numbers;
+mod place;
 mod pull;
 
 use std::future::Future;
@@ -17,6 +18,7 @@ use futures_util::{StreamExt, stream};
 use indicatif::ProgressBar;
 use serde::Serialize;
 
+use crate::cli::Global;
 use crate::client::ListQuery;
 use crate::commands::create::SandboxOptions;
 use crate::commands::signals::Signals;
@@ -33,6 +35,17 @@ const TTL_S: u64 = 300;
 /// `dsec bench ...`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
+    /// Those that call a platform.
+    #[command(flatten)]
+    Platform(Box<PlatformBench>),
+    /// Placement and the whole way through control, on nodes that are simulated
+    #[command(after_help = place::EXAMPLES)]
+    Place(place::PlaceBench),
+}
+
+/// Benchmarks that call a platform.
+#[derive(Debug, Subcommand)]
+pub(crate) enum PlatformBench {
     /// From create to the first successful command
     #[command(after_help = create::EXAMPLES)]
     Create(create::CreateBench),
@@ -100,15 +113,22 @@ pub(crate) struct Samples<S> {
 }
 
 /// Runs a benchmark and prints what it found.
-pub(crate) async fn bench(context: &Context, command: BenchCommand) -> Outcome {
+pub(crate) async fn bench(global: &Global, command: BenchCommand) -> Outcome {
+    match command {
+        BenchCommand::Platform(command) => on_platform(&Context::new(global)?, *command).await,
+        BenchCommand::Place(args) => place::run(&args, global.json),
+    }
+}
+
+async fn on_platform(context: &Context, command: PlatformBench) -> Outcome {
     let mut signals = Signals::new()?;
     let run = async {
         match command {
-            BenchCommand::Create(args) => create::run(context, args).await,
-            BenchCommand::Exec(args) => exec::run(context, args).await,
-            BenchCommand::Output(args) => bulk::output(context, args).await,
-            BenchCommand::Files(args) => bulk::files(context, args).await,
-            BenchCommand::Pull(args) => pull::run(context, args).await,
+            PlatformBench::Create(args) => create::run(context, args).await,
+            PlatformBench::Exec(args) => exec::run(context, args).await,
+            PlatformBench::Output(args) => bulk::output(context, args).await,
+            PlatformBench::Files(args) => bulk::files(context, args).await,
+            PlatformBench::Pull(args) => pull::run(context, args).await,
         }
     };
     let report = tokio::select! {

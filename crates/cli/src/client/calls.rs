@@ -5,15 +5,16 @@ use std::time::Duration;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use dsec_model::{ExecId, SandboxId, SessionId};
+use dsec_model::{ExecId, SandboxId, SessionId, TaskId};
 use dsec_proto::rest::{
-    CreateSandboxRequest, Exec, ExecList, ExecRequest, FileInfo, IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_KEY,
-    INLINE_MAX, Image, ImageList, LAYER_BASE, LayerTrace, MoveRequest, NodeStatus, PackRequest, Packed,
-    PrefetchRequest, PtySize, PullRequest, Sandbox, SandboxList, Session, SessionList, SessionRequest,
-    SignalRequest, StopRequest,
+    Cluster, CreateManyRequest, CreateSandboxRequest, Exec, ExecList, ExecRequest, FileInfo,
+    IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_KEY, INLINE_MAX, Image, ImageList, LAYER_BASE, LayerTrace, Member,
+    MemberList, MoveRequest, NodeStatus, PackRequest, Packed, PrefetchRequest, PtySize, PullRequest, Sandbox,
+    SandboxList, Session, SessionList, SessionRequest, SignalRequest, StopRequest, Task, TaskList,
+    TaskOutcome, TaskWaitRequest, Token, TokenRequest,
 };
-use reqwest::{Method, Response, header};
-use serde::Deserialize;
+use reqwest::{Method, RequestBuilder, Response, header};
+use serde::{Deserialize, Serialize};
 
 use super::{Client, ClientError};
 use crate::parse::segment;
@@ -21,12 +22,12 @@ use crate::parse::segment;
 /// Entries of one page of a list: the most the API gives.
 const PAGE: &str = "1000";
 /// Room for the way there and back on top of a wait on the server.
-const WAIT_MARGIN: Duration = Duration::from_secs(30);
+pub(super) const WAIT_MARGIN: Duration = Duration::from_secs(30);
 
 /// Tries of a create whose answer was lost: together they outlast a server that starts again.
-const CREATE_TRIES: u32 = 20;
+pub(crate) const CREATE_TRIES: u32 = 20;
 /// Pause between them.
-const CREATE_PAUSE: Duration = Duration::from_millis(200);
+pub(crate) const CREATE_PAUSE: Duration = Duration::from_millis(200);
 
 /// Which sandboxes a list is of.
 #[derive(Debug, Clone, Default)]
@@ -41,6 +42,25 @@ pub(crate) struct ListQuery {
     pub(crate) usage: bool,
     /// With what of their layers' content is on the node.
     pub(crate) content: bool,
+}
+
+/// An idempotency key that nobody else has; none without randomness.
+pub(crate) fn new_key() -> Option<String> {
+    let mut key = [0u8; 16];
+    getrandom::fill(&mut key).ok()?;
+    Some(format!("dsec-{:032x}", u128::from_be_bytes(key)))
+}
+
+/// A create with its idempotency key, if it has one.
+fn keyed(http: RequestBuilder, key: Option<&str>, attempt: u32) -> RequestBuilder {
+    match key {
+        Some(key) => http.header(IDEMPOTENCY_KEY, key).header(IDEMPOTENCY_ATTEMPT, attempt),
+        None => http,
+    }
+}
+
+fn task_path(task: &TaskId, what: &str) -> String {
+    format!("/tasks/{}{what}", segment(task.as_str()))
 }
 
 /// The nodes of a platform.
@@ -60,20 +80,51 @@ impl Client {
         self.json::<NodeList>(self.request(Method::GET, "/nodes")).await.map(|list| list.nodes)
     }
 
+    /// One node.
+    pub(crate) async fn node(&self, node: &str) -> Result<NodeStatus, ClientError> {
+        self.json(self.request(Method::GET, &format!("/nodes/{}", segment(node)))).await
+    }
+
+    /// Says whether a node takes new sandboxes: `cordon`, `uncordon` or `drain`.
+    pub(crate) async fn schedule_node(
+        &self,
+        node: &str,
+        what: &str,
+        request: &impl Serialize,
+    ) -> Result<NodeStatus, ClientError> {
+        let path = format!("/nodes/{}/{what}", segment(node));
+        self.json(self.request(Method::POST, &path).json(request)).await
+    }
+
+    /// Makes the cluster that machines may join, unless there is one.
+    pub(crate) async fn make_cluster(&self) -> Result<Cluster, ClientError> {
+        self.json(self.request(Method::POST, "/cluster")).await
+    }
+
+    /// Makes a token by which a machine can join.
+    pub(crate) async fn join_token(&self, request: &TokenRequest) -> Result<Token, ClientError> {
+        self.json(self.request(Method::POST, "/cluster/tokens").json(request)).await
+    }
+
+    /// The nodes that have joined.
+    pub(crate) async fn members(&self) -> Result<Vec<Member>, ClientError> {
+        self.json::<MemberList>(self.request(Method::GET, "/cluster/nodes")).await.map(|list| list.nodes)
+    }
+
+    /// Has a node be none of the cluster's any more.
+    pub(crate) async fn forget_member(&self, node: &str) -> Result<(), ClientError> {
+        self.done(self.request(Method::DELETE, &format!("/cluster/nodes/{}", segment(node)))).await
+    }
+
     /// Makes a sandbox. Where the answer is lost on the way it is asked for again, by a key that makes
     /// the second request find the first one's sandbox: else it would stay there with nobody's name.
     pub(crate) async fn create(&self, request: &CreateSandboxRequest) -> Result<Sandbox, ClientError> {
-        let mut key = [0u8; 16];
-        let random = getrandom::fill(&mut key).is_ok();
-        let key = format!("dsec-{:032x}", u128::from_be_bytes(key));
-        let tries = if random { CREATE_TRIES } else { 1 };
+        let key = new_key();
+        let tries = if key.is_some() { CREATE_TRIES } else { 1 };
         let mut attempt = 0;
         loop {
             attempt += 1;
-            let mut http = self.request(Method::POST, "/sandboxes").json(request);
-            if random {
-                http = http.header(IDEMPOTENCY_KEY, &key).header(IDEMPOTENCY_ATTEMPT, attempt);
-            }
+            let http = keyed(self.request(Method::POST, "/sandboxes").json(request), key.as_deref(), attempt);
             match self.json(http).await {
                 Err(ClientError::Broken { .. }) if attempt < tries => {}
                 // After a lost answer, a server that starts again is waited for as well.
@@ -124,6 +175,41 @@ impl Client {
         let request =
             self.request(Method::POST, &format!("/sandboxes/{id}/stop")).json(&StopRequest { grace_ms });
         self.json_within(request, self.answer_timeout() + Duration::from_millis(grace_ms)).await
+    }
+
+    /// The tasks.
+    pub(crate) async fn tasks(&self) -> Result<Vec<Task>, ClientError> {
+        self.json::<TaskList>(self.request(Method::GET, "/tasks")).await.map(|list| list.tasks)
+    }
+
+    /// One task.
+    pub(crate) async fn task(&self, task: &TaskId) -> Result<Task, ClientError> {
+        self.json(self.request(Method::GET, &task_path(task, ""))).await
+    }
+
+    /// Ends all sandboxes of a task.
+    pub(crate) async fn stop_task(&self, task: &TaskId, grace_ms: u64) -> Result<TaskOutcome, ClientError> {
+        let request = self.request(Method::POST, &task_path(task, "/stop")).json(&StopRequest { grace_ms });
+        self.json_within(request, self.answer_timeout() + Duration::from_millis(grace_ms)).await
+    }
+
+    /// Waits until no sandbox of a task lives.
+    pub(crate) async fn wait_task(&self, task: &TaskId, limit: Duration) -> Result<(), ClientError> {
+        let timeout_ms = Some(limit.as_millis().try_into().unwrap_or(u64::MAX));
+        let request =
+            self.request(Method::POST, &task_path(task, "/wait")).json(&TaskWaitRequest { timeout_ms });
+        self.json_within::<serde::de::IgnoredAny>(request, limit + WAIT_MARGIN).await.map(drop)
+    }
+
+    /// Makes many sandboxes; the answer's body is one `CreateManyEvent` a line. The same key at a later attempt finds what an earlier one
+    /// made.
+    pub(crate) async fn create_many(
+        &self,
+        request: &CreateManyRequest,
+        key: Option<&str>,
+        attempt: u32,
+    ) -> Result<Response, ClientError> {
+        self.send(keyed(self.request(Method::POST, "/sandboxes/batch").json(request), key, attempt)).await
     }
 
     /// Makes a layer of what a sandbox wrote, within `limit`.

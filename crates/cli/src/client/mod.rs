@@ -3,19 +3,20 @@
 mod attach;
 mod calls;
 mod error;
+mod iam;
 mod tls;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use dsec_proto::rest::UNREACHABLE_NODES;
+use dsec_proto::rest::{PROJECT, UNREACHABLE_NODES, UNTOLD_SERVERS};
 use futures_util::{Stream, StreamExt};
 use reqwest::{Method, RequestBuilder, Response};
 use serde::de::DeserializeOwned;
 
 pub(crate) use attach::{AttachReader, AttachWriter, Frame, Offsets, PING_AFTER, Socket};
-pub(crate) use calls::{ListQuery, Transfer};
+pub(crate) use calls::{CREATE_PAUSE, CREATE_TRIES, ListQuery, Transfer, new_key};
 pub(crate) use error::ClientError;
 
 use crate::config::Target;
@@ -68,6 +69,10 @@ impl Client {
     /// A request on a path below `/v1`, with the key; no time limit yet.
     pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
         let request = self.http.request(method, format!("{}/v1{path}", self.target.url));
+        let request = match &self.target.project {
+            Some(project) => request.header(PROJECT, project.as_str()),
+            None => request,
+        };
         match &self.target.api_key {
             Some(key) => request.bearer_auth(key),
             None => request,
@@ -104,6 +109,11 @@ impl Client {
             {
                 crate::render::note(&format!(
                     "warning: without what these nodes have, which do not answer: {away}"
+                ));
+            }
+            if let Some(untold) = response.headers().get(UNTOLD_SERVERS).and_then(|it| it.to_str().ok()) {
+                crate::render::note(&format!(
+                    "warning: {untold} servers do not answer and may not know of the change for a while"
                 ));
             }
             return Ok(response);

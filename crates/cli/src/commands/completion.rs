@@ -71,6 +71,32 @@ pub(crate) fn image_names() -> Vec<CompletionCandidate> {
     })
 }
 
+/// Names of the tasks, for the shell.
+pub(crate) fn task_names() -> Vec<CompletionCandidate> {
+    asked(async |client| {
+        Some(client.tasks().await.ok()?.into_iter().map(|task| task.task_id.to_string()).collect())
+    })
+}
+
+/// Projects, for the shell.
+pub(crate) fn project_names() -> Vec<CompletionCandidate> {
+    asked(async |client| {
+        Some(client.projects().await.ok()?.into_iter().map(|it| it.project.to_string()).collect())
+    })
+}
+
+/// Numbers of the identities, for the shell.
+pub(crate) fn identities() -> Vec<CompletionCandidate> {
+    asked(async |client| {
+        Some(client.identities().await.ok()?.into_iter().map(|it| it.identity.to_string()).collect())
+    })
+}
+
+/// Names of the nodes, for the shell.
+pub(crate) fn node_names() -> Vec<CompletionCandidate> {
+    asked(async |client| Some(client.nodes().await.ok()?.into_iter().map(|node| node.node).collect()))
+}
+
 /// Sides of a copy, for the shell: paths here, and sandboxes with the colon after their ids.
 pub(crate) fn places(current: &OsStr) -> Vec<CompletionCandidate> {
     let mut places = PathCompleter::any().complete(current);

@@ -1,19 +1,27 @@
 //! `dsec create`, and the options that describe a new sandbox.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use clap::Args;
 use clap_complete::engine::ArgValueCandidates;
-use dsec_model::TaskId;
-use dsec_proto::rest::{BACKEND_CONTAINER, CreateSandboxRequest};
+use dsec_model::{ErrorKind, TaskId};
+use dsec_proto::rest::{
+    BACKEND_CONTAINER, CREATE_AT_ONCE_MAX, CREATE_MANY_MAX, CreateManyEvent, CreateManyRequest,
+    CreateSandboxRequest,
+};
+use indicatif::ProgressBar;
 
-use super::{Context, completion};
-use crate::failure::Outcome;
+use super::layer::last;
+use super::{Context, completion, progress};
+use crate::client::{CREATE_PAUSE, CREATE_TRIES, ClientError, new_key};
+use crate::failure::{Failure, Outcome};
 use crate::{parse, render};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   dsec create debian
+  dsec create debian --count 1000 --task job-42
   dsec create debian --memory 512m --cpus 0.5 --ttl 10m --task job-42 --label step=3
   id=$(dsec create debian) && dsec exec $id -- uname -a; dsec stop $id";
 
@@ -23,6 +31,12 @@ pub(crate) struct CreateArgs {
     /// Name of an imported image
     #[arg(add = ArgValueCandidates::new(completion::image_names))]
     pub(crate) image: String,
+    /// Make so many that are alike; their ids come as they run
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(CREATE_MANY_MAX)))]
+    pub(crate) count: Option<u32>,
+    /// With --count: so many at a time [default: 64]
+    #[arg(long, value_name = "N", requires = "count", value_parser = clap::value_parser!(u32).range(1..=i64::from(CREATE_AT_ONCE_MAX)))]
+    pub(crate) at_once: Option<u32>,
     #[command(flatten)]
     pub(crate) sandbox: SandboxOptions,
 }
@@ -85,15 +99,20 @@ pub(crate) struct SandboxOptions {
     /// Let setuid programs such as sudo work
     #[arg(long)]
     pub(crate) allow_setuid: bool,
+    /// A label that its node must have. May be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = parse::key_value)]
+    pub(crate) node_label: Vec<(String, String)>,
+    /// A kernel feature that must work on its node, as `dsec node inspect` names it. May be repeated
+    #[arg(long, value_name = "NAME")]
+    pub(crate) node_feature: Vec<String>,
     /// What isolates it
     #[arg(long, value_name = "NAME", default_value = BACKEND_CONTAINER)]
     pub(crate) backend: String,
 }
 
 impl SandboxOptions {
-    /// The request for it. Durations go up to whole seconds, since 0 means never.
+    /// The request for it.
     pub(crate) fn request(self, image: String) -> CreateSandboxRequest {
-        let seconds = |d: Duration| d.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX);
         CreateSandboxRequest {
             backend: if self.backend.is_empty() { BACKEND_CONTAINER.to_owned() } else { self.backend },
             container_image: image,
@@ -115,14 +134,26 @@ impl SandboxOptions {
             allow_setuid: self.allow_setuid,
             task_id: self.task,
             labels: self.label.into_iter().collect(),
+            node_labels: self.node_label.into_iter().collect(),
+            node_features: self.node_feature,
             ..CreateSandboxRequest::default()
         }
     }
 }
 
+/// Whole seconds, rounded up: of the times that a request gives in seconds, 0 often means never.
+pub(super) fn seconds(duration: Duration) -> u64 {
+    duration.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX)
+}
+
 /// Makes a sandbox and prints its id.
 pub(crate) async fn create(context: &Context, args: CreateArgs) -> Outcome {
-    let sandbox = context.client.create(&args.sandbox.request(args.image)).await?;
+    let CreateArgs { image, count, at_once, sandbox } = args;
+    let sandbox = sandbox.request(image);
+    if let Some(count) = count {
+        return create_many(context, CreateManyRequest { count, at_once, skip: Vec::new(), sandbox }).await;
+    }
+    let sandbox = context.client.create(&sandbox).await?;
     if context.global.json {
         render::json(&sandbox)?
     } else {
@@ -131,9 +162,101 @@ pub(crate) async fn create(context: &Context, args: CreateArgs) -> Outcome {
     Ok(0)
 }
 
+/// Makes many and prints each one's id as it runs. A connection that breaks is taken up again, by a key that finds what was made.
+async fn create_many(context: &Context, mut request: CreateManyRequest) -> Outcome {
+    let bar = progress::things("creating", request.count.into(), context.global.json);
+    let key = new_key();
+    let mut told = Told { made: BTreeSet::new(), failed: BTreeMap::new() };
+    let mut attempt = 0;
+    let ended = loop {
+        attempt += 1;
+        request.skip = ranges(&told.made);
+        let ended = match context.client.create_many(&request, key.as_deref(), attempt).await {
+            // Nothing was begun yet: there is nothing to take up.
+            Err(error @ ClientError::Unreachable { .. }) if attempt == 1 => break Err(error.into()),
+            Err(error) => Err(error.into()),
+            Ok(response) => last(context, response, "creates", |event| told.hear(context, &bar, event)).await,
+        };
+        match ended {
+            Err(failure)
+                if failure.kind == ErrorKind::Unavailable && key.is_some() && attempt < CREATE_TRIES =>
+            {
+                tokio::time::sleep(CREATE_PAUSE).await;
+            }
+            ended => break ended,
+        }
+    };
+    bar.finish_and_clear();
+    // The same failure over and over is told once.
+    let mut failures: BTreeMap<&str, (u32, &Failure)> = BTreeMap::new();
+    for failure in told.failed.values() {
+        failures.entry(&failure.message).or_insert((0, failure)).0 += 1;
+    }
+    for (count, failure) in failures.into_values() {
+        let message = format!("{count} of {}: {}", request.count, failure.message);
+        render::failure(&Failure { message, ..failure.clone() }, context.global.json);
+    }
+    let left: u32 = ended?;
+    Ok(u8::from(left > 0 || !told.failed.is_empty()))
+}
+
+/// What was heard of many creates so far.
+struct Told {
+    made: BTreeSet<u32>,
+    failed: BTreeMap<u32, Failure>,
+}
+
+impl Told {
+    /// Takes an event in; the last says how many were not tried.
+    fn hear(
+        &mut self,
+        context: &Context,
+        bar: &ProgressBar,
+        event: CreateManyEvent,
+    ) -> Option<Result<u32, Failure>> {
+        match event {
+            CreateManyEvent::Created { index, sandbox } => {
+                self.failed.remove(&index);
+                if !self.made.insert(index) {
+                    return None;
+                }
+                bar.inc(1);
+                let text = match context.global.json {
+                    true => serde_json::to_string(&sandbox).map_err(|e| Failure::new(e.to_string())),
+                    false => Ok(sandbox.id.to_string()),
+                };
+                text.and_then(|line| bar.suspend(|| render::line(&line))).err().map(Err)
+            }
+            CreateManyEvent::Failed { index, error } => {
+                self.failed.insert(index, Failure::new(error.message).hint(error.hint));
+                None
+            }
+            CreateManyEvent::Done { left, .. } => Some(Ok(left)),
+        }
+    }
+}
+
+/// Numbers as ranges with both ends.
+fn ranges(numbers: &BTreeSet<u32>) -> Vec<[u32; 2]> {
+    let mut ranges: Vec<[u32; 2]> = Vec::new();
+    for &number in numbers {
+        match ranges.last_mut() {
+            Some([_, end]) if *end + 1 == number => *end = number,
+            _ => ranges.push([number, number]),
+        }
+    }
+    ranges
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_made_is_told_as_ranges() {
+        assert_eq!(ranges(&BTreeSet::new()), Vec::<[u32; 2]>::new());
+        assert_eq!(ranges(&BTreeSet::from([4, 0, 1, 2, 9, 8])), [[0, 2], [4, 4], [8, 9]]);
+    }
 
     #[test]
     fn the_request_has_what_was_given_and_nothing_else() {

@@ -232,7 +232,7 @@ pub(super) async fn collect(context: &Context, grace_s: Option<u64>, step_age_s:
 }
 
 /// Reads events until one of them is the last.
-async fn last<E: DeserializeOwned, T>(
+pub(super) async fn last<E: DeserializeOwned, T>(
     context: &Context,
     response: reqwest::Response,
     what: &str,

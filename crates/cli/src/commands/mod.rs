@@ -3,21 +3,25 @@
 pub(crate) mod archive;
 mod authfile;
 pub(crate) mod build;
+pub(crate) mod cluster;
 pub(crate) mod completion;
 pub(crate) mod cp;
 pub(crate) mod create;
 pub(crate) mod exec;
 pub(crate) mod execs;
 mod feed;
+pub(crate) mod identity;
 pub(crate) mod image;
 mod input;
 mod landing;
 pub(crate) mod layer;
 pub(crate) mod logs;
+pub(crate) mod node;
 mod output;
 pub(crate) mod pack;
 pub(crate) mod port_forward;
 pub(crate) mod progress;
+pub(crate) mod project;
 pub(crate) mod ps;
 mod pull;
 pub(crate) mod run;
@@ -28,6 +32,7 @@ pub(crate) mod stats;
 pub(crate) mod status;
 pub(crate) mod stop;
 mod stream;
+pub(crate) mod task;
 
 use crate::cli::{Cli, Command, Global};
 use crate::client::Client;
@@ -42,7 +47,8 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    fn new(global: &Global) -> Result<Self, Failure> {
+    /// For most commands.
+    pub(crate) fn new(global: &Global) -> Result<Self, Failure> {
         Ok(Self { client: Client::new(global.target()?, global.timeout)?, global: global.clone() })
     }
 
@@ -65,6 +71,15 @@ pub(crate) async fn dispatch(cli: Cli) -> Outcome {
         Command::Down(args) => crate::up::down(args, global.json).await,
         Command::Doctor(args) => crate::up::doctor(args, global.json).await,
         Command::Completion(args) => completion::completion(&args),
+        Command::Node(command) => node::node(&Context::new(global)?, command).await,
+        Command::Cluster(command) => cluster::cluster(&Context::new(global)?, command).await,
+        Command::Project(command) => project::project(&Context::new(global)?, command).await,
+        Command::Identity(command) => identity::identity(&Context::new(global)?, command).await,
+        Command::Key(command) => identity::key(&Context::new(global)?, command).await,
+        Command::Grant(command) => identity::grant(&Context::new(global)?, command).await,
+        Command::Whoami => identity::whoami(&Context::new(global)?).await,
+        Command::Audit(args) => identity::audit(&Context::new(global)?, args).await,
+        Command::Task(command) => task::task(&Context::new(global)?, command).await,
         Command::Status => status::status(&Context::new(global)?).await,
         Command::Image(args) => image::image(Context::new(global)?, args).await,
         Command::Layer(args) => image::layers(Context::new(global)?, args).await,
@@ -84,6 +99,6 @@ pub(crate) async fn dispatch(cli: Cli) -> Outcome {
         Command::Inspect(args) => logs::inspect(&Context::new(global)?, &args).await,
         Command::Pack(args) => pack::pack(&Context::new(global)?, args).await,
         Command::Stop(args) => stop::stop(&Context::new(global)?, args).await,
-        Command::Bench(command) => crate::bench::bench(&Context::new(global)?, command).await,
+        Command::Bench(command) => crate::bench::bench(global, command).await,
     }
 }

@@ -31,7 +31,7 @@ pub(crate) const PACK_MAX: Duration = Duration::from_secs(1800);
 /// What the sandbox does meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum QuiesceWord {
-    /// It stands still for some milliseconds
+    /// It stands still while what it wrote is read, half a second at most, or for a snapshot
     Freeze,
     /// It stands still; while a file is open for writing nothing is packed
     Refuse,

@@ -131,6 +131,7 @@ pub(crate) fn reason(sandbox: &Sandbox) -> String {
         Some(EndReason::Lifetime) => "lifetime over".to_owned(),
         Some(EndReason::SocketMemory { message }) => format!("socket memory: {message}"),
         Some(EndReason::NodeDown) => "the platform went down".to_owned(),
+        Some(EndReason::Drained) => "the node was drained".to_owned(),
         Some(EndReason::LaunchFailed { message }) => format!("launch failed: {message}"),
         Some(EndReason::AgentLost { message }) => format!("agent lost: {message}"),
         Some(EndReason::Rebooted) => "the machine was restarted".to_owned(),

@@ -12,7 +12,7 @@ use super::process::Program;
 use super::settings::Settings;
 use super::state::StateDir;
 use super::supervisor::{DownOutput, PATIENCE, edge_down, forget};
-use super::{DEFAULT_STATE_DIR, edge_program, locate, need_root};
+use super::{DEFAULT_STATE_DIR, edge_program, locate, need_root, reach};
 use crate::client::{Client, ListQuery};
 use crate::config::{self, Target};
 use crate::failure::{Failure, Outcome};
@@ -155,9 +155,9 @@ async fn announce(state: &StateDir) {
     let count = async {
         // Without the file nobody knows whose platform answers at the default address.
         state.control_config().exists().then_some(())?;
-        let listen = Settings::resolve(state, None, None).ok()?.listen;
+        let settings = Settings::resolve(state, None, None, None).ok()?;
         let api_key = std::fs::read_to_string(state.root().join("root.key")).ok()?.trim().to_owned();
-        let target = Target { url: super::state::url_of(listen), api_key: Some(api_key), ca_file: None };
+        let target = Target { api_key: Some(api_key), ..reach::target(&settings) };
         let client = Client::new(target, Some(COUNT_TIMEOUT)).ok()?;
         let query = ListQuery { states: crate::commands::ps::live_states(), ..ListQuery::default() };
         Some(client.sandboxes(&query).await.ok()?.len())

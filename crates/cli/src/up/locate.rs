@@ -1,4 +1,4 @@
-//! The programs that `up` starts: beside this one, else in `PATH`.
+//! The programs that this one starts: beside it, else in `PATH`.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -8,13 +8,15 @@ use crate::failure::Failure;
 /// The node's program.
 pub(super) const EDGE: &str = "dsec-edge";
 /// The control plane's program.
-pub(super) const CONTROL: &str = "dsec-control";
+pub(crate) const CONTROL: &str = "dsec-control";
+/// The program with the simulated nodes.
+pub(crate) const SIM: &str = "dsec-sim";
 
 /// Finds a program.
 ///
 /// # Errors
 /// It is in neither place.
-pub(super) fn program(name: &str) -> Result<PathBuf, Failure> {
+pub(crate) fn program(name: &str) -> Result<PathBuf, Failure> {
     let here = std::env::current_exe().ok();
     let beside = here.as_deref().and_then(Path::parent);
     find(name, beside, std::env::var_os("PATH").as_deref()).ok_or_else(|| {

@@ -4,12 +4,15 @@
 mod doctor;
 mod down;
 mod identity;
-mod locate;
+mod join;
+pub(crate) mod locate;
 mod process;
+mod reach;
 mod settings;
 mod state;
 mod supervisor;
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
@@ -25,12 +28,12 @@ use tokio::io::AsyncReadExt;
 pub(crate) use doctor::{DOCTOR_EXAMPLES, DoctorArgs, doctor};
 pub(crate) use down::{DOWN_EXAMPLES, DownArgs, down};
 use identity::{Identity, Lock, Locked, Processes};
-use process::{Logs, Program};
-use settings::Settings;
+use process::{JOIN_TOKEN, Logs, Program};
+use settings::{Membership, Settings, Tls};
 use state::StateDir;
 use supervisor::{PATIENCE, Programs, Supervisor};
 
-use crate::client::Client;
+use crate::client::{Client, ClientError};
 use crate::commands::signals::Signals;
 use crate::config::Target;
 use crate::failure::{Failure, Outcome};
@@ -50,6 +53,8 @@ Examples:
   sudo dsec up                     in the foreground; Ctrl-C takes it down
   sudo dsec up --detach            in the background; `dsec down` takes it down
   sudo dsec up --detach --state-dir /srv/dsec --listen 0.0.0.0:7420
+  sudo dsec up --detach --tls-self-made
+  sudo dsec up --detach --node n7 --join TOKEN --control https://10.0.0.1:7420
 
 The API key goes to ~/.config/dsec/config.toml (DSEC_CONFIG names another file).";
 
@@ -65,6 +70,27 @@ pub(crate) struct UpArgs {
     /// Name of this machine in the ids of its sandboxes, from now on [default: what edge.toml says, else n1]
     #[arg(long, value_name = "NAME")]
     node: Option<NodeId>,
+    /// Certificate of the API (PEM, with its chain), from now on; it is read again when it changes
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Its private key (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Make a certificate of the API and an authority to trust it by, from now on: for development
+    #[arg(long, conflicts_with = "tls_cert")]
+    tls_self_made: bool,
+    /// Be a node of the cluster whose `dsec cluster token` made this, from now on; there is no API here then
+    #[arg(long, value_name = "TOKEN", env = JOIN_TOKEN, hide_env = true, requires = "control", conflicts_with_all = ["listen", "tls_cert", "tls_self_made"])]
+    join: Option<String>,
+    /// A server of that cluster, as this machine reaches it
+    #[arg(long, value_name = "https://HOST:PORT", requires = "join")]
+    control: Option<String>,
+    /// Where a node of a cluster listens for its servers, from now on [default: what edge.toml says, else 0.0.0.0:7421]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    edge_listen: Option<SocketAddr>,
+    /// Where those reach it, from now on [default: where it listens, or the address by which it reaches them]
+    #[arg(long, value_name = "HOST:PORT")]
+    advertise: Option<String>,
     /// Run in the background, and return when the API answers
     #[arg(long, short = 'd')]
     detach: bool,
@@ -85,7 +111,54 @@ enum Report {
 
 impl UpArgs {
     fn settings(&self, state: &StateDir) -> Result<Settings, Failure> {
-        Settings::resolve(state, self.node.as_ref(), self.listen)
+        let settings = Settings::resolve(state, self.node.as_ref(), self.listen, self.tls(state)?)?;
+        let is_member = self.join.is_some() || state.member().exists();
+        let flags = Membership { listen: self.edge_listen, advertise: self.advertise.clone() };
+        if !is_member && flags != Membership::default() {
+            return Err(Failure::usage(
+                "--edge-listen and --advertise are for a node that joins a cluster, or has joined one",
+            )
+            .hint("give --join TOKEN --control https://HOST:PORT"));
+        }
+        Ok(Settings { member: is_member.then_some(flags), ..settings })
+    }
+
+    /// What the flags say of TLS.
+    fn tls(&self, state: &StateDir) -> Result<Option<Tls>, Failure> {
+        let whole = |path: &PathBuf| {
+            std::path::absolute(path)
+                .map_err(|error| Failure::io(format!("{} is no path", path.display()), &error))
+        };
+        Ok(match (&self.tls_cert, &self.tls_key) {
+            (Some(cert), Some(key)) => Some(Tls::Files { cert: whole(cert)?, key: whole(key)? }),
+            _ => self.tls_self_made.then(|| Tls::SelfMade(state.tls_dir())),
+        })
+    }
+}
+
+impl UpArgs {
+    /// The other flags, for a supervisor in another directory.
+    fn more_args(&self, settings: &Settings) -> Result<Vec<OsString>, Failure> {
+        let state = StateDir::new(&self.state_dir)?;
+        let mut more: Vec<OsString> = match self.tls(&state)? {
+            Some(Tls::Files { cert, key }) => {
+                vec!["--tls-cert".into(), cert.into(), "--tls-key".into(), key.into()]
+            }
+            Some(Tls::SelfMade(_)) => vec!["--tls-self-made".into()],
+            Some(Tls::Plain) | None => Vec::new(),
+        };
+        if settings.member.is_none() {
+            more.extend(["--listen".into(), settings.listen.to_string().into()]);
+        }
+        let listen = self.edge_listen.map(|listen| listen.to_string());
+        let said =
+            [("--control", &self.control), ("--edge-listen", &listen), ("--advertise", &self.advertise)];
+        for (flag, value) in said {
+            if let Some(value) = value {
+                more.extend([flag.into(), value.into()]);
+            }
+        }
+        Ok(more)
     }
 }
 
@@ -118,10 +191,15 @@ fn edge_program(exe: PathBuf, state: &StateDir) -> Program {
     Program { name: "edge", exe, args: vec!["run".into(), "--config".into(), state.edge_config().into()] }
 }
 
-fn programs(state: &StateDir) -> Result<Programs, Failure> {
-    let exe = locate::program(locate::CONTROL)?;
-    let control =
-        Program { name: "control", exe, args: vec!["--config".into(), state.control_config().into()] };
+fn programs(settings: &Settings, state: &StateDir) -> Result<Programs, Failure> {
+    let control = match settings.member {
+        Some(_) => None,
+        None => {
+            let exe = locate::program(locate::CONTROL)?;
+            let args = vec!["--config".into(), state.control_config().into()];
+            Some(Program { name: "control", exe, args })
+        }
+    };
     Ok(Programs { edge: edge_program(locate::program(locate::EDGE)?, state), control })
 }
 
@@ -131,12 +209,12 @@ fn preflight(settings: &Settings, state: &StateDir) -> Result<(), Failure> {
         return Err(Failure::new("the address to listen on has port 0")
             .hint("name a port, so that others can find it"));
     }
-    programs(state)?;
+    programs(settings, state)?;
     if let Some(Locked::Theirs(holder)) = Lock::take(state, false)? {
         return Err(already_up(state, holder));
     }
     let left = Processes::read(&state.processes()).unwrap_or_default();
-    if left.alive().is_empty() {
+    if left.alive().is_empty() && settings.member.is_none() {
         check_port(settings.listen)?;
     }
     state.make()?;
@@ -164,6 +242,7 @@ fn check_port(listen: SocketAddr) -> Result<(), Failure> {
 
 /// Takes the lock, ends what a killed supervisor left, writes keys and configurations, starts both.
 async fn begin(
+    args: &UpArgs,
     settings: &Settings,
     state: StateDir,
     logs: Logs,
@@ -182,16 +261,21 @@ async fn begin(
         ));
         process.terminate(PATIENCE).await;
     }
-    check_port(settings.listen)?;
-    state.root_key()?;
+    let programs = programs(settings, &state)?;
+    if settings.member.is_none() {
+        check_port(settings.listen)?;
+        state.root_key()?;
+    }
     settings.write(&state)?;
-    let programs = programs(&state)?;
+    if let (Some(token), Some(control)) = (&args.join, &args.control) {
+        join::join(&programs.edge, &state, token, control).await?;
+    }
     Supervisor::start(state, programs, logs, lock, signals).await
 }
 
 async fn foreground(args: &UpArgs, settings: &Settings, state: StateDir, json: bool) -> Outcome {
     let mut signals = Signals::new()?;
-    let supervisor = begin(settings, state.clone(), Logs::Relay, &mut signals).await?;
+    let supervisor = begin(args, settings, state.clone(), Logs::Relay, &mut signals).await?;
     let shown = show(args, settings, &state, std::process::id(), json).await;
     if let Err(failure) = &shown {
         render::failure(failure, json);
@@ -215,29 +299,55 @@ async fn show(
     pid: u32,
     json: bool,
 ) -> Result<(), Failure> {
-    let url = state::url_of(settings.listen);
-    answers(&url).await?;
+    if settings.member.is_some() {
+        return show_member(args, settings, state, pid, json);
+    }
+    let target = reach::target(settings);
+    let (url, ca_file) = (target.url.clone(), target.ca_file.clone());
+    answers(target.clone(), &settings.tls).await?;
     let key = state.root_key()?;
-    let config = state::write_user_config(&url, &key)?;
-    warn(&url, key).await;
+    let config = state::write_user_config(&url, &key, ca_file.as_deref())?;
+    warn(Target { api_key: Some(key), ..target }).await;
     let (dir, config) = (state.root().display(), config.display());
     if json {
         return render::json_line(&serde_json::json!({
             "url": url, "config": config.to_string(), "state_dir": dir.to_string(), "pid": pid,
         }));
     }
-    let stop = if args.detach {
-        format!("stop it with: dsec down{}", other_state_dir(args))
-    } else {
-        "Ctrl-C takes it down".to_owned()
-    };
+    let stop = how_to_stop(args);
     render::line(&format!("dsec is up at {url} (state in {dir})\nthe key for it is in {config}\n{stop}"))?;
     render::line("next: dsec image import NAME SOURCE, then dsec run NAME -- CMD")
 }
 
+fn how_to_stop(args: &UpArgs) -> String {
+    if args.detach {
+        format!("stop it with: dsec down{}", other_state_dir(args))
+    } else {
+        "Ctrl-C takes it down".to_owned()
+    }
+}
+
+/// Says what a node of a cluster is.
+fn show_member(
+    args: &UpArgs,
+    settings: &Settings,
+    state: &StateDir,
+    pid: u32,
+    json: bool,
+) -> Result<(), Failure> {
+    let (node, dir) = (&settings.node, state.root().display());
+    let control = join::control_of(state).unwrap_or_default();
+    if json {
+        return render::json_line(&serde_json::json!({
+            "node": node.as_str(), "control": control, "state_dir": dir.to_string(), "pid": pid,
+        }));
+    }
+    let stop = how_to_stop(args);
+    render::line(&format!("node {node} is up, of the cluster at {control} (state in {dir})\n{stop}"))
+}
+
 /// Names what the node found to be less than it should be. The platform runs all the same, so nothing here fails it.
-async fn warn(url: &str, api_key: String) {
-    let target = Target { url: url.to_owned(), api_key: Some(api_key), ca_file: None };
+async fn warn(target: Target) {
     let Ok(client) = Client::new(target, Some(ANSWER_LIMIT)) else { return };
     let start = Instant::now();
     // The node tries its features after it has begun to serve.
@@ -261,12 +371,23 @@ fn other_state_dir(args: &UpArgs) -> String {
     format!(" --state-dir {}", args.state_dir.display())
 }
 
-async fn answers(url: &str) -> Result<(), Failure> {
-    let client = Client::new(Target { url: url.to_owned(), ..Target::default() }, Some(ANSWER_LIMIT))?;
+async fn answers(target: Target, tls: &Tls) -> Result<(), Failure> {
+    let url = target.url.clone();
+    let client = Client::new(target, Some(ANSWER_LIMIT))?;
     let start = Instant::now();
     loop {
         match client.health().await {
             Ok(()) => return Ok(()),
+            // It may be for a name that others reach this machine by, or of an authority that they trust.
+            Err(error @ ClientError::Unreachable { .. })
+                if matches!(tls, Tls::Files { .. }) && error.to_string().contains("certificate") =>
+            {
+                render::note(&format!(
+                    "warning: this machine does not trust the API at {url}: {error}; \
+                     put the name that the certificate is for as `url` into the config file, and `ca_file` where it needs one"
+                ));
+                return Ok(());
+            }
             Err(error) if start.elapsed() > ANSWER_LIMIT => {
                 return Err(Failure::new(format!("the platform runs and does not answer: {error}"))
                     .hint("its logs are in the state directory, under log/"));
@@ -284,7 +405,9 @@ async fn detached(args: &UpArgs, settings: &Settings, state: &StateDir, json: bo
     let mut child = tokio::process::Command::new(std::env::current_exe().map_err(failed)?)
         .args(["up", "--supervise", "--state-dir"])
         .arg(state.root())
-        .args(["--listen", &settings.listen.to_string(), "--node", settings.node.as_str()])
+        .args(["--node", settings.node.as_str()])
+        .args(args.more_args(settings)?)
+        .envs(args.join.as_ref().map(|token| (JOIN_TOKEN, token)))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(log)
@@ -315,7 +438,7 @@ async fn supervise(args: &UpArgs) -> Outcome {
         need_root("dsec up")?;
         rustix::process::setsid().map_err(|errno| Failure::io("cannot leave the terminal", &errno.into()))?;
         let state = StateDir::new(&args.state_dir)?;
-        begin(&args.settings(&state)?, state, Logs::File, &mut signals).await
+        begin(args, &args.settings(&state)?, state, Logs::File, &mut signals).await
     };
     match begun.await {
         Ok(supervisor) => {

@@ -20,6 +20,8 @@ use super::state::StateDir;
 use crate::failure::Failure;
 use crate::render::{self, Tone, paint};
 
+/// Variable with the token that a node joins by: a process's arguments are anybody's to read.
+pub(super) const JOIN_TOKEN: &str = "DSEC_JOIN_TOKEN";
 /// How long a program may take until it is ready.
 pub(super) const READY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Lines shown of a program that died.
@@ -76,6 +78,8 @@ pub(super) fn start(program: &Program, state: &StateDir, logs: Logs) -> Result<R
     let mut command = Command::new(&program.exe);
     command.args(&program.args).arg("--ready-fd").arg(write.as_raw_fd().to_string());
     command.stdin(Stdio::null()).current_dir("/").process_group(0);
+    // The token is for the one that joins.
+    command.env_remove(JOIN_TOKEN);
     let file_tail = match logs {
         Logs::File => {
             let file = state.open_log(program.name)?;

@@ -4,7 +4,7 @@
 //! else in the files, comments included, is the operator's and stays.
 
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use dsec_model::NodeId;
 use toml_edit::{ArrayOfTables, DocumentMut, Item, Table, value};
@@ -13,14 +13,16 @@ use super::state::{StateDir, write_private};
 use crate::config::DEFAULT_LISTEN;
 use crate::failure::Failure;
 
+/// How both of these begin, and those of earlier versions.
+const HEAD: &str = "# `dsec up` sets ";
 /// A node's name when nobody has said one.
 const DEFAULT_NODE: &str = "n1";
 const EDGE_HEAD: &str = "\
-# `dsec up` sets state_dir and socket at each start, and node when --node says it.
+# `dsec up` sets state_dir and socket at each start, and node, listen and advertise when its flags say so.
 # Everything else here is yours and stays: see docs/operating.md.
 ";
 const CONTROL_HEAD: &str = "\
-# `dsec up` sets keys_file and the node of its own edge at each start, and listen when --listen says it.
+# `dsec up` sets keys_file, cluster_dir and the node of its own edge at each start, and listen and tls_* when its flags say so.
 # Everything else here is yours and stays: see docs/operating.md.
 ";
 
@@ -31,6 +33,47 @@ pub(super) struct Settings {
     pub(super) node: NodeId,
     /// Address of the API.
     pub(super) listen: SocketAddr,
+    /// How it is spoken to.
+    pub(super) tls: Tls,
+    /// Of a node of a cluster whose servers are elsewhere: there is no API here.
+    pub(super) member: Option<Membership>,
+}
+
+/// What flags say of a node that joins, or has joined.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Membership {
+    /// Where its edge listens.
+    pub(super) listen: Option<SocketAddr>,
+    /// Where the servers reach it.
+    pub(super) advertise: Option<String>,
+}
+
+/// How the API is spoken to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Tls {
+    /// By plain HTTP.
+    Plain,
+    /// By a certificate of these files.
+    Files {
+        /// The chain.
+        cert: PathBuf,
+        /// The key.
+        key: PathBuf,
+    },
+    /// By a certificate that is made in this directory.
+    SelfMade(PathBuf),
+}
+
+impl Tls {
+    /// What control.toml says.
+    fn of(control: &DocumentMut) -> Self {
+        let path = |key| control.get(key).and_then(Item::as_str).map(PathBuf::from);
+        match (path("tls_cert"), path("tls_key"), path("tls_self_made")) {
+            (Some(cert), Some(key), _) => Self::Files { cert, key },
+            (_, _, Some(dir)) => Self::SelfMade(dir),
+            _ => Self::Plain,
+        }
+    }
 }
 
 impl Settings {
@@ -42,6 +85,7 @@ impl Settings {
         state: &StateDir,
         node: Option<&NodeId>,
         listen: Option<SocketAddr>,
+        tls: Option<Tls>,
     ) -> Result<Self, Failure> {
         let node = match node {
             Some(node) => node.clone(),
@@ -59,7 +103,11 @@ impl Settings {
                 address(text).map_err(|why| bad(&state.control_config(), "listen", &why))?
             }
         };
-        Ok(Self { node, listen })
+        let tls = match tls {
+            Some(tls) => tls,
+            None => Tls::of(&read(&state.control_config())?),
+        };
+        Ok(Self { node, listen, tls, member: None })
     }
 
     /// Writes both files, with what is in them already.
@@ -68,6 +116,9 @@ impl Settings {
     /// A file cannot be read or written, or is no configuration.
     pub(super) fn write(&self, state: &StateDir) -> Result<(), Failure> {
         let edge = self.edge(read(&state.edge_config())?, state)?;
+        if self.member.is_some() {
+            return write_private(&state.edge_config(), with_head(EDGE_HEAD, &edge).as_bytes());
+        }
         let control = self.control(read(&state.control_config())?, state)?;
         write_private(&state.edge_config(), with_head(EDGE_HEAD, &edge).as_bytes())?;
         write_private(&state.control_config(), with_head(CONTROL_HEAD, &control).as_bytes())
@@ -77,6 +128,14 @@ impl Settings {
         set(&mut file, "node", self.node.as_str());
         set(&mut file, "state_dir", text_of(state.root())?);
         set(&mut file, "socket", text_of(&state.socket())?);
+        if let Some(Membership { listen, advertise }) = &self.member {
+            if let Some(listen) = listen {
+                set(&mut file, "listen", &listen.to_string());
+            }
+            if let Some(advertise) = advertise {
+                set(&mut file, "advertise", advertise);
+            }
+        }
         Ok(file)
     }
 
@@ -86,6 +145,18 @@ impl Settings {
             set(&mut file, "listen", &self.listen.to_string());
         }
         set(&mut file, "keys_file", text_of(&state.keys_file())?);
+        set(&mut file, "cluster_dir", text_of(&state.cluster_dir())?);
+        let (here, gone): (&[(&str, &Path)], &[&str]) = match &self.tls {
+            Tls::Plain => (&[], &[]),
+            Tls::Files { cert, key } => (&[("tls_cert", cert), ("tls_key", key)], &["tls_self_made"]),
+            Tls::SelfMade(dir) => (&[("tls_self_made", dir)], &["tls_cert", "tls_key"]),
+        };
+        for (key, path) in here {
+            set(&mut file, key, text_of(path)?);
+        }
+        for key in gone {
+            file.remove(key);
+        }
         let nodes = file.entry("nodes").or_insert(Item::ArrayOfTables(ArrayOfTables::new()));
         let mut tables = std::mem::take(nodes).into_array_of_tables().map_err(|_| {
             bad(&state.control_config(), "nodes", "it must be [[nodes]] with name and socket")
@@ -109,7 +180,7 @@ impl Settings {
 
 fn with_head(head: &str, file: &DocumentMut) -> String {
     let text = file.to_string();
-    if text.starts_with(head) { text } else { format!("{head}{text}") }
+    if text.starts_with(HEAD) { text } else { format!("{head}{text}") }
 }
 
 /// Sets a value; one that is right already keeps its place and its comment.
@@ -154,7 +225,8 @@ mod tests {
 
     fn up(state: &StateDir, node: Option<&str>, listen: Option<&str>) -> Result<Settings, Failure> {
         let node = node.map(|node| node.parse::<NodeId>().unwrap());
-        let settings = Settings::resolve(state, node.as_ref(), listen.map(|text| text.parse().unwrap()))?;
+        let listen = listen.map(|text| text.parse().unwrap());
+        let settings = Settings::resolve(state, node.as_ref(), listen, None)?;
         settings.write(state)?;
         Ok(settings)
     }
@@ -215,6 +287,42 @@ mod tests {
         let control: toml::Value = toml::from_str(&text(&state.control_config())).unwrap();
         assert_eq!(control["nodes"].as_array().unwrap().len(), 1);
         assert_eq!(control["nodes"][0]["name"].as_str(), Some("new"));
+    }
+
+    #[test]
+    fn a_member_has_no_control_and_keeps_where_it_listens() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = state(&dir);
+        let flags =
+            Membership { listen: Some("10.0.0.5:7421".parse().unwrap()), advertise: Some("n5:7421".into()) };
+        for member in [flags, Membership::default()] {
+            let settings = Settings::resolve(&state, None, None, None).unwrap();
+            Settings { member: Some(member), ..settings }.write(&state).unwrap();
+        }
+        let edge: toml::Value = toml::from_str(&text(&state.edge_config())).unwrap();
+        assert_eq!(edge["listen"].as_str(), Some("10.0.0.5:7421"));
+        assert_eq!(edge["advertise"].as_str(), Some("n5:7421"));
+        assert!(!state.control_config().exists());
+    }
+
+    #[test]
+    fn a_certificate_is_said_once_and_replaced_by_another_kind() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = state(&dir);
+        let up_with = |tls: Option<Tls>| {
+            let settings = Settings::resolve(&state, None, None, tls).unwrap();
+            settings.write(&state).unwrap();
+            settings.tls
+        };
+        assert_eq!(up_with(None), Tls::Plain);
+        let files = Tls::Files { cert: "/c.pem".into(), key: "/k.pem".into() };
+        let made = Tls::SelfMade(state.tls_dir());
+        for tls in [files, made] {
+            assert_eq!(up_with(Some(tls.clone())), tls);
+            assert_eq!(up_with(None), tls);
+        }
+        let control: toml::Value = toml::from_str(&text(&state.control_config())).unwrap();
+        assert!(control.get("tls_cert").is_none() && control.get("tls_key").is_none(), "{control}");
     }
 
     #[test]

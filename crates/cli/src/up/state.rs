@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use dsec_proto::rest::SOCKET_PATH_MAX;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -16,8 +17,6 @@ use crate::failure::Failure;
 use crate::parse::MIB;
 use crate::render;
 
-/// Longest path of a Unix socket that the kernel takes (`sun_path` with its NUL).
-const SOCKET_PATH_MAX: usize = 107;
 /// Least room on the state's disk: for the logs, the records and the sockets of a start.
 const FREE_MIN: u64 = 16 * MIB;
 /// Size above which a log is put aside at the next start.
@@ -100,9 +99,24 @@ impl StateDir {
         self.root.join("edge.toml")
     }
 
+    /// Who the node is in a cluster that it has joined; `dsec-edge` writes it.
+    pub(super) fn member(&self) -> PathBuf {
+        self.root.join("member.json")
+    }
+
+    /// Where the cluster is kept that others may join.
+    pub(super) fn cluster_dir(&self) -> PathBuf {
+        self.root.join("cluster")
+    }
+
     /// The control plane's configuration.
     pub(super) fn control_config(&self) -> PathBuf {
         self.root.join("control.toml")
+    }
+
+    /// Where a certificate of the API is made.
+    pub(super) fn tls_dir(&self) -> PathBuf {
+        self.root.join("tls")
     }
 
     /// A log.
@@ -202,11 +216,16 @@ impl StateDir {
     }
 }
 
-/// Writes the user's config file and answers its path. One that led elsewhere is kept beside it.
-pub(super) fn write_user_config(url: &str, key: &str) -> Result<PathBuf, Failure> {
+/// Writes the user's config file and answers its path. One that led elsewhere is kept beside it. `ca_file` is copied there
+/// too: the state directory is not theirs to read.
+pub(super) fn write_user_config(url: &str, key: &str, ca_file: Option<&Path>) -> Result<PathBuf, Failure> {
     let path = config::path()?;
-    let new = ConfigFile { url: Some(url.to_owned()), api_key: Some(key.to_owned()), ca_file: None };
     let old = config::read(&path).unwrap_or_default();
+    let own_ca = ca_file.map(|_| path.with_extension("ca.pem"));
+    // What the user said of another server's certificate is theirs, and stays.
+    let said = old.ca_file.clone().filter(|_| old.url.as_deref() == Some(url));
+    let ca = own_ca.clone().or(said);
+    let new = ConfigFile { url: Some(url.to_owned()), api_key: Some(key.to_owned()), ca_file: ca };
     let missing = path.ancestors().skip(1).take_while(|dir| !dir.as_os_str().is_empty() && !dir.exists());
     let made: Vec<PathBuf> = missing.map(Path::to_owned).collect();
     if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
@@ -224,9 +243,14 @@ pub(super) fn write_user_config(url: &str, key: &str) -> Result<PathBuf, Failure
             aside.display()
         ));
     }
+    if let (Some(from), Some(to)) = (ca_file, &own_ca) {
+        let ca = std::fs::read(from)
+            .map_err(|error| Failure::io(format!("cannot read {}", from.display()), &error))?;
+        write_private(to, &ca)?;
+    }
     write_private(&path, toml_text(&new)?.as_bytes())?;
     if let Some((user, group)) = config::behind_sudo() {
-        for made in made.iter().chain([&path]) {
+        for made in made.iter().chain(&own_ca).chain([&path]) {
             // The user's own file, which they shall read without us.
             std::os::unix::fs::lchown(made, Some(user), Some(group))
                 .map_err(|error| Failure::io(format!("cannot give {} away", made.display()), &error))?;
@@ -236,7 +260,7 @@ pub(super) fn write_user_config(url: &str, key: &str) -> Result<PathBuf, Failure
 }
 
 /// The address at which this machine reaches a listener.
-pub(super) fn url_of(listen: SocketAddr) -> String {
+pub(super) fn reach_of(listen: SocketAddr) -> SocketAddr {
     let mut reach = listen;
     if listen.ip().is_unspecified() {
         let loopback = match listen {
@@ -245,7 +269,7 @@ pub(super) fn url_of(listen: SocketAddr) -> String {
         };
         reach.set_ip(loopback);
     }
-    format!("http://{reach}")
+    reach
 }
 
 /// Writes a file that only its owner reads, whole or not at all.
@@ -341,10 +365,10 @@ mod tests {
 
     #[test]
     fn addresses_are_reached_at_the_loopback() {
-        let url = |listen: &str| url_of(listen.parse().unwrap());
-        assert_eq!(url("0.0.0.0:1"), "http://127.0.0.1:1");
-        assert_eq!(url("[::]:1"), "http://[::1]:1");
-        assert_eq!(url("10.0.0.1:7420"), "http://10.0.0.1:7420");
+        let reach = |listen: &str| reach_of(listen.parse().unwrap()).to_string();
+        assert_eq!(reach("0.0.0.0:1"), "127.0.0.1:1");
+        assert_eq!(reach("[::]:1"), "[::1]:1");
+        assert_eq!(reach("10.0.0.1:7420"), "10.0.0.1:7420");
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! The supervisor: holds the lock of the state directory, keeps both programs running, takes the
-//! platform down in order.
+//! platform down in order. A node of a cluster whose servers are elsewhere has the edge alone.
 //!
 //! ```text
 //!  start ──both ready──► keep ──SIGTERM, SIGINT──► down: control, then `dsec-edge down`, then edge
@@ -34,8 +34,8 @@ const STABLE_AFTER: Duration = Duration::from_secs(60);
 pub(super) struct Programs {
     /// The edge.
     pub(super) edge: Program,
-    /// The control plane.
-    pub(super) control: Program,
+    /// The control plane, where it is here.
+    pub(super) control: Option<Program>,
 }
 
 /// A platform that runs under us.
@@ -45,7 +45,7 @@ pub(super) struct Supervisor {
     logs: Logs,
     record: Record,
     edge: Running,
-    control: Running,
+    control: Option<Running>,
     lock: Lock,
 }
 
@@ -112,12 +112,15 @@ impl Supervisor {
             tokio::spawn(keeper.keep(running, stopping.clone()))
         };
         let edge = keep(self.programs.edge.clone(), self.edge);
-        let control = keep(self.programs.control.clone(), self.control);
+        let control =
+            self.programs.control.clone().zip(self.control).map(|(program, running)| keep(program, running));
         signals.next().await;
         say("taking the platform down");
         let _ = stop.send(true);
         // First the door, so that nothing new comes in.
-        if let Ok(Some(control)) = control.await {
+        if let Some(control) = control
+            && let Ok(Some(control)) = control.await
+        {
             control.terminate(PATIENCE).await;
         }
         let edge = edge.await.ok().flatten();
@@ -144,9 +147,11 @@ async fn start_both(
     logs: Logs,
     record: &Record,
     signals: &mut Signals,
-) -> Result<(Running, Running), Failure> {
+) -> Result<(Running, Option<Running>), Failure> {
     let mut edge = start(&programs.edge, state, logs)?;
-    let control = record.set("edge", edge.identity).and_then(|()| start(&programs.control, state, logs));
+    let control = record
+        .set("edge", edge.identity)
+        .and_then(|()| programs.control.as_ref().map(|control| start(control, state, logs)).transpose());
     let mut control = match control {
         Ok(control) => control,
         Err(failure) => {
@@ -155,6 +160,7 @@ async fn start_both(
         }
     };
     let ready = async {
+        let Some(control) = &mut control else { return edge.ready().await };
         record.set("control", control.identity)?;
         tokio::try_join!(edge.ready(), control.ready()).map(drop)
     };
@@ -165,7 +171,11 @@ async fn start_both(
     match ready {
         Ok(()) => Ok((edge, control)),
         Err(failure) => {
-            tokio::join!(control.terminate(PATIENCE), edge.terminate(PATIENCE));
+            if let Some(control) = control {
+                tokio::join!(control.terminate(PATIENCE), edge.terminate(PATIENCE));
+            } else {
+                edge.terminate(PATIENCE).await;
+            }
             Err(failure)
         }
     }

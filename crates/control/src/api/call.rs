@@ -1,24 +1,31 @@
 //! Extractors that authenticate a request and find its node: a handler cannot forget to.
 
+use std::fmt::Display;
 use std::sync::Arc;
 
 use axum::RequestExt;
-use axum::extract::{FromRequest, RawPathParams, Request};
-use dsec_model::{ErrorKind, ExecId, IdError, SandboxId, SessionId};
+use axum::extract::{FromRequest, MatchedPath, Path, RawPathParams, Request};
+use dsec_iam::Denied;
+use dsec_model::{ErrorKind, ExecId, IdError, NodeId, SandboxId, SessionId};
+use http::StatusCode;
+use serde::de::DeserializeOwned;
 use serde_json::json;
 
+use crate::access::REQUEST_ID;
 use crate::app::App;
+use crate::behalf::Behalf;
 use crate::failure::{Failure, Reply};
 use crate::forward::{BodyKind, Outgoing};
 use crate::keys::{self, Principal};
 use crate::nodes::Node;
+use crate::rules;
 
-/// An authenticated request.
+/// A request that its caller may make.
 pub struct Call {
     /// What handlers share.
     pub app: Arc<App>,
-    /// Who asks.
-    pub caller: Arc<Principal>,
+    /// Who asks, and where they may do it.
+    pub behalf: Behalf,
     /// The request.
     pub request: Request,
 }
@@ -27,8 +34,19 @@ impl FromRequest<Arc<App>> for Call {
     type Rejection = Failure;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Failure> {
-        let caller = keys::authenticate(&*app.keys, request.headers()).await?;
-        Ok(Self { app: Arc::clone(app), caller, request })
+        let principal = keys::authenticate(&app.keys, &app.iam, request.headers())?;
+        let route = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str).unwrap_or_default();
+        let Some(rule) = rules::of(request.method(), route) else {
+            let message = format!("nobody was said to be let into {} {route}", request.method());
+            return Err(Failure::new(ErrorKind::Internal, message));
+        };
+        match Behalf::find(app, Arc::clone(&principal), rule, request.headers()) {
+            Ok(behalf) => Ok(Self { app: Arc::clone(app), behalf, request }),
+            Err(failure) => {
+                note_denied(app, &principal, &Called::of(&request), &failure);
+                Err(failure)
+            }
+        }
     }
 }
 
@@ -38,7 +56,45 @@ impl Call {
     /// # Errors
     /// See [`Outgoing`].
     pub async fn forward(self, node: &Arc<Node>, kind: BodyKind) -> Reply {
-        Outgoing::new(self.request, &self.caller, kind).await?.send(node, &self.app.tunnels).await
+        Outgoing::new(self.request, &self.behalf, kind).await?.send(node, &self.app.tunnels).await
+    }
+}
+
+/// Has the audit log say that somebody was not let, if that is what a failure is.
+pub(super) fn note_denied(app: &App, principal: &Principal, called: &Called, failure: &Failure) {
+    if failure.0.kind() != ErrorKind::PermissionDenied {
+        return;
+    }
+    let missing = failure.0.0.detail["missing"].as_array();
+    let missing: Vec<&str> = missing.into_iter().flatten().filter_map(|name| name.as_str()).collect();
+    app.iam.denied(
+        &principal.caller,
+        &Denied {
+            action: &called.action,
+            target: &called.target,
+            detail: &missing.join(" "),
+            request_id: &called.request_id,
+        },
+    );
+}
+
+/// What a request was, for the audit log.
+pub(super) struct Called {
+    action: String,
+    target: String,
+    /// Its name in the logs.
+    pub(super) request_id: String,
+}
+
+impl Called {
+    pub(super) fn of(request: &Request) -> Self {
+        let route = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str).unwrap_or_default();
+        let id = request.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok());
+        Self {
+            action: format!("{} {route}", request.method()),
+            target: request.uri().path().to_owned(),
+            request_id: id.unwrap_or_default().to_owned(),
+        }
     }
 }
 
@@ -53,9 +109,7 @@ impl FromRequest<Arc<App>> for SandboxCall {
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Failure> {
         let mut call = Call::from_request(request, app).await?;
-        let params: RawPathParams = call.request.extract_parts().await.map_err(|error| {
-            Failure::new(ErrorKind::InvalidArgument, format!("the path is malformed: {error}"))
-        })?;
+        let params: RawPathParams = call.request.extract_parts().await.map_err(malformed_path)?;
         let mut node = None;
         for (name, value) in &params {
             match name {
@@ -77,7 +131,7 @@ impl SandboxCall {
     /// # Errors
     /// See [`Outgoing`].
     pub async fn forward(self) -> Reply {
-        self.call.forward(&self.node, BodyKind::Raw).await
+        self.forward_as(BodyKind::Raw).await
     }
 
     /// Forwards it to the sandbox's node. The body is JSON.
@@ -85,19 +139,84 @@ impl SandboxCall {
     /// # Errors
     /// See [`Outgoing`].
     pub async fn forward_json(self) -> Reply {
+        self.forward_as(BodyKind::Json).await
+    }
+
+    async fn forward_as(self, kind: BodyKind) -> Reply {
+        let Self { call, node } = self;
+        if !call.behalf.is_for_the_node_to_find() {
+            return call.forward(&node, kind).await;
+        }
+        let (app, behalf, called) = (Arc::clone(&call.app), call.behalf.clone(), Called::of(&call.request));
+        let answer = call.forward(&node, kind).await?;
+        if answer.status() == StatusCode::FORBIDDEN {
+            let failure = Failure::new(ErrorKind::PermissionDenied, "the node found that it may not");
+            note_denied(&app, &behalf.principal, &called, &failure);
+        }
+        Ok(answer)
+    }
+}
+
+/// An authenticated request for the node that its path names.
+pub struct NodeCall {
+    call: Call,
+    node: Arc<Node>,
+}
+
+impl FromRequest<Arc<App>> for NodeCall {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Failure> {
+        let mut call = Call::from_request(request, app).await?;
+        let Path(name) = call.request.extract_parts::<Path<String>>().await.map_err(malformed_path)?;
+        let node = app.nodes.get(&name).ok_or_else(|| no_node(app, &name))?;
+        Ok(Self { call, node })
+    }
+}
+
+impl NodeCall {
+    /// Forwards it to the node.
+    ///
+    /// # Errors
+    /// See [`Outgoing`].
+    pub async fn forward(self) -> Reply {
         self.call.forward(&self.node, BodyKind::Json).await
     }
 }
 
+fn no_node(app: &App, name: &str) -> Failure {
+    let name: String = name.chars().take(64).collect();
+    let nodes: Vec<NodeId> = app.nodes.all().iter().map(|node| node.name().clone()).collect();
+    Failure::new(ErrorKind::NotFound, format!("no node {name}"))
+        .hint("`dsec node ls` lists them")
+        .detail(json!({ "node": name, "nodes": nodes }))
+}
+
 fn node_of(app: &App, id: &str) -> Result<Arc<Node>, Failure> {
     let id: SandboxId = id.parse().map_err(bad_id)?;
-    app.nodes.get(id.node()).cloned().ok_or_else(|| {
+    app.nodes.get(id.node()).ok_or_else(|| {
         Failure::new(ErrorKind::NotFound, format!("no sandbox {id}: there is no node {} here", id.node()))
             .detail(json!({ "sandbox_id": id.as_str(), "node": id.node() }))
     })
 }
 
-fn bad_id(error: IdError) -> Failure {
+/// A path whose parts cannot be read.
+pub(super) fn malformed_path(error: impl Display) -> Failure {
+    Failure::new(ErrorKind::InvalidArgument, format!("the path is malformed: {error}"))
+}
+
+/// A JSON body, parsed.
+///
+/// # Errors
+/// It is not what the path takes.
+pub(super) fn parsed<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
+    serde_json::from_slice(body).map_err(|error| {
+        Failure::new(ErrorKind::InvalidArgument, format!("the JSON body is not valid: {error}"))
+    })
+}
+
+/// An id in a path that is none.
+pub(super) fn bad_id(error: IdError) -> Failure {
     let detail = json!({ "field": format!("{}_id", error.kind), "given": &error.given });
     Failure::new(ErrorKind::InvalidArgument, error.to_string()).detail(detail)
 }

@@ -1,11 +1,12 @@
 //! Lists over several nodes: every node is asked, the answers are merged.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use dsec_model::ErrorKind;
-use dsec_proto::rest::{NodeStatus, Sandbox, SandboxList, UNREACHABLE_NODES};
+use dsec_proto::rest::{NodeStatus, PAGE_DEFAULT, PAGE_MAX, Sandbox, SandboxList, UNREACHABLE_NODES};
 use futures_util::future::join_all;
 use http::{HeaderMap, HeaderValue};
 use serde::{Deserialize, Serialize};
@@ -15,13 +16,8 @@ use super::Call;
 use super::system::text;
 use crate::access::REQUEST_ID;
 use crate::failure::{Failure, Reply};
-use crate::forward::{KEY_ID, PROJECT};
 use crate::nodes::Node;
 use crate::watcher::Nodes;
-
-/// Sandboxes of a page at most, and when nothing is said.
-const LIMIT_MAX: usize = 1000;
-const LIMIT_DEFAULT: usize = 100;
 
 /// Where a page ended. Opaque to callers; base64 of JSON.
 ///
@@ -85,8 +81,9 @@ pub(super) async fn sandboxes(call: Call) -> Reply {
     let asked = cursor.nodes.iter().filter_map(|(name, page)| {
         // A node that has left the configuration meanwhile has nothing to list.
         let node = call.app.nodes.get(name)?;
-        Some(part(node, page.clone(), &query, &headers, &cursor))
+        Some((node, page.clone()))
     });
+    let asked = asked.map(async |(node, page)| part(&node, page, &query, &headers, &cursor).await);
     let parts = join_all(asked).await.into_iter().collect::<Result<Vec<Part>, Failure>>()?;
     let page = merge(parts, &cursor, query.limit);
     Ok(text("application/json", to_json(&page)?))
@@ -162,14 +159,14 @@ struct Query {
 
 impl Query {
     fn parse(query: &str) -> Result<Self, Failure> {
-        let mut parsed = Self { limit: LIMIT_DEFAULT, cursor: None, rest: String::new() };
+        let mut parsed = Self { limit: PAGE_DEFAULT, cursor: None, rest: String::new() };
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             match pair.split_once('=').unwrap_or((pair, "")) {
                 ("limit", value) => {
                     parsed.limit = value
                         .parse()
                         .ok()
-                        .filter(|limit| (1..=LIMIT_MAX).contains(limit))
+                        .filter(|limit| (1..=PAGE_MAX).contains(limit))
                         .ok_or_else(|| bad_limit(value))?;
                 }
                 ("cursor", value) => parsed.cursor = Some(value.to_owned()),
@@ -186,7 +183,7 @@ impl Query {
         let mut path = format!("/v1/sandboxes?{}limit={}", self.rest, self.limit);
         if let Some(cursor) = cursor {
             path.push_str("&cursor=");
-            percent_encode(cursor, &mut path);
+            path.push_str(&percent_encoded(cursor));
         }
         path
     }
@@ -196,31 +193,36 @@ fn bad_limit(given: &str) -> Failure {
     let given: String = given.chars().take(40).collect();
     Failure::new(
         ErrorKind::InvalidArgument,
-        format!("limit is {given:?}; it must be between 1 and {LIMIT_MAX}"),
+        format!("limit is {given:?}; it must be between 1 and {PAGE_MAX}"),
     )
-    .detail(json!({ "field": "limit", "min": 1, "max": LIMIT_MAX }))
+    .detail(json!({ "field": "limit", "min": 1, "max": PAGE_MAX }))
 }
 
-fn percent_encode(text: &str, into: &mut String) {
+/// A value of a query.
+pub(super) fn percent_encoded(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            into.push(char::from(byte));
+            encoded.push(char::from(byte));
         } else {
-            into.push_str(&format!("%{byte:02X}"));
+            encoded.push_str(&format!("%{byte:02X}"));
         }
     }
+    encoded
 }
 
 /// `GET /v1/nodes` over several nodes. A node that does not answer is named in a header: this list
 /// is where one looks for it.
 pub(super) async fn nodes(call: Call) -> Reply {
-    let (mut up, mut down): (Vec<NodeStatus>, Vec<&str>) = (Vec::new(), Vec::new());
+    let (mut up, mut down): (Vec<NodeStatus>, Vec<String>) = (Vec::new(), Vec::new());
     let mut failure = None;
-    for (node, answer) in call.app.nodes.ask_all::<Nodes>("/v1/nodes", &identity(&call)).await {
+    let query = call.request.uri().query().map(|query| format!("?{query}")).unwrap_or_default();
+    let (app, headers) = (Arc::clone(&call.app), identity(&call));
+    for (node, answer) in app.nodes.ask_all::<Nodes>(&format!("/v1/nodes{query}"), &headers).await {
         match answer {
             Ok(answer) => up.extend(answer.nodes),
             Err(why) => {
-                down.push(node.name().as_str());
+                down.push(node.name().to_string());
                 failure = Some(why);
             }
         }
@@ -232,7 +234,7 @@ pub(super) async fn nodes(call: Call) -> Reply {
 }
 
 /// An answer without what these nodes would have said, which are named in a header.
-pub(super) fn partial<T: Serialize>(value: &T, down: &[&str]) -> Reply {
+pub(super) fn partial<T: Serialize>(value: &T, down: &[String]) -> Reply {
     let mut response = text("application/json", to_json(value)?);
     if let (false, Ok(names)) = (down.is_empty(), HeaderValue::from_str(&down.join(","))) {
         response.headers_mut().insert(UNREACHABLE_NODES, names);
@@ -251,8 +253,7 @@ pub(super) async fn statuses(call: Call) -> Vec<NodeStatus> {
 /// Headers that tell a node on whose behalf we ask.
 pub(super) fn identity(call: &Call) -> HeaderMap {
     let mut headers = HeaderMap::new();
-    headers.insert(PROJECT, call.caller.project.clone());
-    headers.insert(KEY_ID, call.caller.key_id.clone());
+    call.behalf.write(&mut headers);
     if let Some(id) = call.request.headers().get(REQUEST_ID) {
         headers.insert(REQUEST_ID, id.clone());
     }

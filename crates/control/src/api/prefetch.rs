@@ -20,9 +20,9 @@ use tokio_util::io::StreamReader;
 use tokio_util::task::TaskTracker;
 
 use super::{Call, store, system};
+use crate::behalf::Behalf;
 use crate::failure::{Failure, Reply};
 use crate::forward::{self, BodyKind, Outgoing};
-use crate::keys::Principal;
 use crate::nodes::{ASK_TIMEOUT, Node};
 
 /// Least time between two lines of progress.
@@ -37,7 +37,7 @@ type Said = Result<PrefetchEvent, ErrorBody>;
 pub(super) async fn prefetch(mut call: Call) -> Reply {
     let named = store::take_nodes(&mut call)?;
     let nodes = match named.is_empty() {
-        true => call.app.nodes.all().to_vec(),
+        true => call.app.nodes.all(),
         false => named,
     };
     if let [node] = &nodes[..] {
@@ -45,10 +45,10 @@ pub(super) async fn prefetch(mut call: Call) -> Reply {
     }
     // In another store the name may be another layer's.
     call.app.nodes.of_one_store(&nodes).await?;
-    let Call { app, caller, request } = call;
+    let Call { app, behalf, request } = call;
     let (head, body) = request.into_parts();
     let body = forward::whole(body).await?;
-    let begin = |node| begin(node, &head, &body, &caller, &app.tunnels);
+    let begin = |node| begin(node, &head, &body, &behalf, &app.tunnels);
     let begun = join_all(nodes.iter().map(begin)).await;
     if begun.iter().all(Result::is_err) {
         // None has begun: it is the call that is wrong, or there is nobody to carry it out.
@@ -74,11 +74,11 @@ async fn begin(
     node: &Arc<Node>,
     head: &Parts,
     body: &Bytes,
-    caller: &Principal,
+    behalf: &Behalf,
     tunnels: &TaskTracker,
 ) -> Result<Body, Failure> {
     let request = Request::from_parts(head.clone(), Body::from(body.clone()));
-    let outgoing = Outgoing::new(request, caller, BodyKind::Json).await?;
+    let outgoing = Outgoing::new(request, behalf, BodyKind::Json).await?;
     let late = || Failure::new(ErrorKind::Unavailable, format!("node {} does not answer", node.name()));
     let answer = tokio::time::timeout(ASK_TIMEOUT, outgoing.send(node, tunnels)).await;
     let answer = answer.map_err(|_| late())??;
@@ -173,15 +173,9 @@ fn told(
         let (mut together, mut events) = going?;
         while let Some((node, said)) = events.next().await {
             if let Some(event) = together.hear(node, said) {
-                return Some((Ok(line(&event)), Some((together, events))));
+                return Some((Ok(system::line(&event)), Some((together, events))));
             }
         }
-        Some((Ok(line(&together.outcome())), None))
+        Some((Ok(system::line(&together.outcome())), None))
     })
-}
-
-fn line(event: &PrefetchEvent) -> Bytes {
-    let mut line = serde_json::to_vec(event).unwrap_or_default();
-    line.push(b'\n');
-    line.into()
 }

@@ -2,30 +2,13 @@
 
 use std::sync::Arc;
 
-use axum::body::Body;
-use axum::extract::Request;
-use bytes::Bytes;
-use dsec_model::ErrorKind;
-use dsec_model::placement::{self, Refusals, TRIES_MAX, Tries, Wanted};
-use dsec_proto::rest::{
-    BACKEND_CONTAINER, CreateSandboxRequest, FenceRequest, Fenced, IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_KEY,
-    PackRequest, Packed, Sandbox, SandboxList, StopRequest,
-};
-use futures_util::future::join_all;
-use http::{HeaderMap, StatusCode};
-use serde::Deserialize;
-use serde_json::json;
+use dsec_proto::rest::{CreateSandboxRequest, PackRequest, Packed, Sandbox, SandboxList, StopRequest};
 use utoipa::IntoParams;
 
 use super::{Call, SandboxCall, lists};
-use crate::app::App;
-use crate::failure::{Failure, Reply};
-use crate::forward::{self, BodyKind, Outgoing};
-use crate::keys::Principal;
-use crate::upstream::SendError;
-
-/// Longest idempotency key, bytes.
-pub const IDEMPOTENCY_KEY_MAX: usize = 128;
+use crate::create::{Create, Needs, attempt, idempotency_key};
+use crate::failure::Reply;
+use crate::forward::{self, BodyKind};
 
 /// Query of a list.
 #[derive(IntoParams)]
@@ -36,6 +19,8 @@ pub(crate) struct ListQuery {
     state: Option<Vec<String>>,
     /// Only those of this job.
     task_id: Option<String>,
+    /// Only those of this project and of all that are in it.
+    project: Option<String>,
     /// Only those with this label, `key=value`; may be repeated: all of them.
     label: Option<Vec<String>>,
     /// At most this many.
@@ -78,165 +63,12 @@ pub(crate) struct GetQuery {
 pub async fn create(call: Call) -> Reply {
     let key = idempotency_key(call.request.headers())?;
     let attempt = attempt(call.request.headers())?;
-    if let Some(node) = call.app.nodes.only() {
-        let node = Arc::clone(node);
-        return call.forward(&node, BodyKind::Json).await;
-    }
     let identity = lists::identity(&call);
-    let Call { app, caller, request } = call;
+    let Call { app, behalf, request } = call;
     let (head, body) = request.into_parts();
     let body = forward::whole(body).await?;
-    app.nodes.watched.gathered().await;
-    let mut placement = Placement::new(&app, &caller, key.as_deref(), attempt, &body);
-    if let (Some(key), Some(attempt @ 2..)) = (&key, attempt) {
-        placement.order = find(&app, &identity, key, attempt).await?.map(|at| vec![at]);
-    }
-    while let Some((at, sent_ms)) = placement.next(&app) {
-        let node = &app.nodes.all()[at];
-        let request = Request::from_parts(head.clone(), Body::from(body.clone()));
-        let mut outgoing = Outgoing::new(request, &caller, BodyKind::Json).await?;
-        match outgoing.try_send(node, &app.tunnels).await {
-            Ok(answer) if answer.status() == StatusCode::TOO_MANY_REQUESTS => {
-                app.nodes.watched.refused(at, sent_ms);
-                placement.refusals.add(WITHOUT_ROOM);
-            }
-            Err(SendError::Unreachable(_)) => {
-                app.nodes.watched.refused(at, sent_ms);
-                app.nodes.watched.unreachable(at);
-                placement.refusals.add("unreachable");
-            }
-            Ok(answer) => return Ok(answer),
-            Err(error) => return Err(forward::failure_of(node, error)),
-        }
-    }
-    Err(placement.failure(&app))
-}
-
-/// What a node that refuses for lack of room is counted as.
-const WITHOUT_ROOM: &str = "without room";
-
-/// One create on its way over the nodes: each is tried once.
-struct Placement {
-    backend: String,
-    tries: Tries,
-    /// The nodes still to try, the next one last, of a create that must meet an earlier one.
-    order: Option<Vec<usize>>,
-    refusals: Refusals,
-}
-
-impl Placement {
-    fn new(app: &App, caller: &Principal, key: Option<&str>, attempt: Option<u32>, body: &Bytes) -> Self {
-        /// What of a request decides where it can go. One that is malformed goes anywhere, and the node says why.
-        #[derive(Deserialize)]
-        struct Needs {
-            backend: Option<String>,
-        }
-        let needs: Option<Needs> = serde_json::from_slice(body).ok();
-        let backend = needs.and_then(|needs| needs.backend).unwrap_or_else(|| BACKEND_CONTAINER.to_owned());
-        // Who does not count attempts may be here for the second time.
-        let order = key.filter(|_| attempt.is_none()).map(|key| {
-            let names = app.nodes.all().iter().map(|node| node.name().as_str());
-            let scoped = [caller.project.as_bytes(), b"\0", key.as_bytes()].concat();
-            let mut order = placement::keyed_order(names, &scoped);
-            order.truncate(TRIES_MAX);
-            order.reverse();
-            order
-        });
-        Self { backend, tries: Tries::default(), order, refusals: Refusals::default() }
-    }
-
-    /// The node to try next, and when that was.
-    fn next(&mut self, app: &App) -> Option<(usize, u64)> {
-        match &mut self.order {
-            Some(order) => order.pop().map(|at| (at, app.nodes.watched.placed(at))),
-            None => app.nodes.watched.place(&wanted(&self.backend), &mut self.tries),
-        }
-    }
-
-    /// Why no node took it, all in one.
-    fn failure(self, app: &App) -> Failure {
-        let Self { backend, order, mut refusals, .. } = self;
-        let is_full = refusals.counts().contains_key(WITHOUT_ROOM);
-        if order.is_none() {
-            app.nodes.watched.add_unfit(&wanted(&backend), &mut refusals);
-        }
-        let kind = if is_full { ErrorKind::ResourceExhausted } else { ErrorKind::Unavailable };
-        let hint = match kind {
-            ErrorKind::ResourceExhausted => {
-                "stop sandboxes you do not need, ask for less, or try again later"
-            }
-            _ => "`dsec status` shows the nodes",
-        };
-        Failure::new(kind, format!("no node takes the sandbox: {refusals}"))
-            .hint(hint)
-            .detail(json!({ "refusals": refusals.counts() }))
-    }
-}
-
-fn wanted(backend: &str) -> Wanted<'_> {
-    Wanted { backend, ..Wanted::default() }
-}
-
-/// The node that took an earlier attempt of a create, or is about to. When none has, none will: each that answers takes no
-/// earlier attempt from now on.
-async fn find(app: &App, headers: &HeaderMap, key: &str, attempt: u32) -> Result<Option<usize>, Failure> {
-    let nodes = app.nodes.all();
-    let question = FenceRequest { key: key.to_owned(), attempt };
-    let answers: Vec<Result<Fenced, Failure>> =
-        join_all(nodes.iter().map(|node| node.tell("/internal/keys/fence", headers, &question))).await;
-    if let Some(at) = answers.iter().position(|answer| matches!(answer, Ok(Fenced { known: true }))) {
-        return Ok(Some(at));
-    }
-    // An edge of before this question says that there is no such path.
-    let is_silent = |answer: &Result<Fenced, Failure>| {
-        answer.as_ref().is_err_and(|failure| failure.0.kind() != ErrorKind::NotFound)
-    };
-    let silent = nodes
-        .iter()
-        .zip(&answers)
-        .filter(|(node, answer)| is_silent(answer) && !app.nodes.watched.is_lost(node.name()));
-    let silent: Vec<&str> = silent.map(|(node, _)| node.name().as_str()).collect();
-    if silent.is_empty() {
-        return Ok(None);
-    }
-    let message = format!(
-        "an earlier attempt may have made the sandbox on a node that does not answer: {}",
-        silent.join(", ")
-    );
-    Err(Failure::new(ErrorKind::Unavailable, message)
-        .hint("try again: when the node answers its sandbox is found, when it is lost another is made")
-        .detail(json!({ "nodes": silent })))
-}
-
-fn attempt(headers: &HeaderMap) -> Result<Option<u32>, Failure> {
-    let Some(value) = headers.get(IDEMPOTENCY_ATTEMPT) else { return Ok(None) };
-    match value.to_str().ok().and_then(|text| text.parse().ok()) {
-        Some(attempt @ 1..) => Ok(Some(attempt)),
-        _ => Err(Failure::new(
-            ErrorKind::InvalidArgument,
-            format!("{IDEMPOTENCY_ATTEMPT} must be a number from 1"),
-        )
-        .detail(json!({ "field": IDEMPOTENCY_ATTEMPT }))),
-    }
-}
-
-fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Failure> {
-    let Some(value) = headers.get(IDEMPOTENCY_KEY) else {
-        return Ok(None);
-    };
-    match value.to_str() {
-        Ok(text)
-            if (1..=IDEMPOTENCY_KEY_MAX).contains(&text.len())
-                && text.bytes().all(|b| b.is_ascii_graphic()) =>
-        {
-            Ok(Some(text.to_owned()))
-        }
-        _ => Err(Failure::new(
-            ErrorKind::InvalidArgument,
-            format!("{IDEMPOTENCY_KEY} must be 1 to {IDEMPOTENCY_KEY_MAX} visible ASCII characters"),
-        )
-        .detail(json!({ "field": IDEMPOTENCY_KEY }))),
-    }
+    let needs = Arc::new(Needs::of(&body));
+    Create { head, body, needs, key, attempt }.place(&app, &behalf, &identity).await
 }
 
 /// Lists sandboxes, newest first. Ended ones stay listed for an hour.
@@ -245,10 +77,7 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Failure> {
     responses((status = 200, description = "A page.", body = SandboxList)))]
 pub async fn list(call: Call) -> Reply {
     match call.app.nodes.only() {
-        Some(node) => {
-            let node = Arc::clone(node);
-            call.forward(&node, BodyKind::Raw).await
-        }
+        Some(node) => call.forward(&node, BodyKind::Raw).await,
         None => lists::sandboxes(call).await,
     }
 }

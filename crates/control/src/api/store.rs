@@ -37,7 +37,7 @@ pub(super) async fn on_one_node(mut call: Call, body: BodyKind) -> Reply {
         Target::Any(nodes) => nodes,
     };
     let changes_nothing = call.request.method() == Method::GET;
-    let mut next = Some(Outgoing::new(call.request, &call.caller, body).await?);
+    let mut next = Some(Outgoing::new(call.request, &call.behalf, body).await?);
     let mut refusal: Option<Reply> = None;
     for node in &nodes {
         let Some(mut outgoing) = next.take() else { break };
@@ -111,7 +111,7 @@ pub(super) fn take_nodes(call: &mut Call) -> Result<Vec<Arc<Node>>, Failure> {
     for pair in query.split('&') {
         match pair.strip_prefix("node=") {
             Some(name) => {
-                let node = Arc::clone(call.app.nodes.get(name).ok_or_else(|| no_node(&call.app, name))?);
+                let node = call.app.nodes.get(name).ok_or_else(|| no_node(&call.app, name))?;
                 if !nodes.iter().any(|known| known.name() == node.name()) {
                     nodes.push(node);
                 }
@@ -136,14 +136,14 @@ async fn target(call: &mut Call) -> Result<Target, Failure> {
             let message = format!("node is given {} times; this is done on one node", named.len() + 1);
             Err(Failure::new(ErrorKind::InvalidArgument, message).detail(json!({ "field": "node" })))
         }
-        (None, Some(only)) => Ok(Target::One(Arc::clone(only))),
-        (None, None) => Ok(Target::Any(call.app.nodes.of_one_store(call.app.nodes.all()).await?)),
+        (None, Some(only)) => Ok(Target::One(only)),
+        (None, None) => Ok(Target::Any(call.app.nodes.of_one_store(&call.app.nodes.all()).await?)),
     }
 }
 
 fn no_node(app: &App, name: &str) -> Failure {
     let name: String = name.chars().take(80).collect();
-    let known: Vec<&str> = app.nodes.all().iter().map(|node| node.name().as_str()).collect();
+    let known: Vec<String> = app.nodes.all().iter().map(|node| node.name().to_string()).collect();
     Failure::new(ErrorKind::InvalidArgument, format!("there is no node {name:?}"))
         .hint(format!("there are: {}", known.join(", ")))
         .detail(json!({ "field": "node", "nodes": known }))
@@ -166,18 +166,14 @@ async fn ask_any<T: DeserializeOwned>(
 }
 
 /// What every node has at hand, and the names of those that do not say.
-async fn held<'a, T: DeserializeOwned>(
-    app: &'a App,
-    path: &str,
-    headers: &HeaderMap,
-) -> (Vec<T>, Vec<&'a str>) {
+async fn held<T: DeserializeOwned>(app: &App, path: &str, headers: &HeaderMap) -> (Vec<T>, Vec<String>) {
     let nodes = app.nodes.all();
     let asked = nodes.iter().map(|node| tokio::time::timeout(HELD_TIMEOUT, node.ask(path, headers)));
     let (mut held, mut down) = (Vec::new(), Vec::new());
     for (node, answer) in nodes.iter().zip(join_all(asked).await) {
         match answer {
             Ok(Ok(answer)) => held.push(answer),
-            _ => down.push(node.name().as_str()),
+            _ => down.push(node.name().to_string()),
         }
     }
     (held, down)

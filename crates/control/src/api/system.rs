@@ -6,15 +6,16 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
+use bytes::Bytes;
 use dsec_model::ErrorKind;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use http::{HeaderMap, HeaderValue, header};
+use serde::Serialize;
 
 use super::{Call, lists};
 use crate::app::App;
 use crate::failure::{Failure, Reply};
-use crate::forward::BodyKind;
 use crate::{metrics, openapi};
 
 /// How long a node may take to say that it is well.
@@ -27,8 +28,9 @@ const NODES_TIMEOUT: Duration = Duration::from_secs(3);
     responses((status = 200, description = "At least one node answers.", body = Object, example = json!({"status": "ok"}))))]
 pub async fn healthz(State(app): State<Arc<App>>) -> Reply {
     let headers = HeaderMap::new();
+    let nodes = app.nodes.all();
     let mut answers: FuturesUnordered<_> =
-        app.nodes.all().iter().map(|node| node.ask::<serde_json::Value>("/healthz", &headers)).collect();
+        nodes.iter().map(|node| node.ask::<serde_json::Value>("/healthz", &headers)).collect();
     let one_is_well = async {
         while let Some(answer) = answers.next().await {
             if answer.is_ok() {
@@ -61,23 +63,15 @@ pub async fn metrics(call: Call) -> Response {
     text("text/plain; version=0.0.4; charset=utf-8", body)
 }
 
-/// The nodes: what each is, can do and does now.
-#[utoipa::path(get, path = "/v1/nodes", operation_id = "list_nodes", tag = "system",
-    responses((status = 200, description = "The nodes that answer; `x-dsec-unreachable-nodes` names the others.",
-        body = ref("#/components/schemas/NodeList"),
-        headers(("x-dsec-unreachable-nodes" = String, description = "Comma-separated; missing when every node answers.")))))]
-pub async fn nodes(call: Call) -> Reply {
-    match call.app.nodes.only() {
-        Some(node) => {
-            let node = Arc::clone(node);
-            call.forward(&node, BodyKind::Raw).await
-        }
-        None => lists::nodes(call).await,
-    }
-}
-
 pub(super) fn text(content_type: &'static str, body: impl Into<Body>) -> Response {
     let mut response = Response::new(body.into());
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
+}
+
+/// An event as a line of `application/x-ndjson`.
+pub(super) fn line(event: &impl Serialize) -> Bytes {
+    let mut line = serde_json::to_vec(event).unwrap_or_default();
+    line.push(b'\n');
+    line.into()
 }

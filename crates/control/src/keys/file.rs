@@ -1,4 +1,4 @@
-//! Keys in a JSON file: `{"keys": [{"id", "project", "sha256", "created_ms", "name"}]}`.
+//! The cluster's own keys, which may do everything in their project, in a JSON file: `{"keys": [{"id", "project", "sha256", "created_ms", "name"}]}`.
 //!
 //! A key is `dsec_` and 32 random bytes in base64url. Because it has 256 bits of entropy, one
 //! SHA-256 is enough to keep: there is nothing to guess that a slow hash would protect.
@@ -9,13 +9,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use futures_util::future::BoxFuture;
-use http::HeaderValue;
+use dsec_iam::Caller;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
-use super::{KeyStore, Principal};
-use crate::failure::Failure;
+use super::Principal;
 
 /// How often the file is looked at, at most: a revoked key works this much longer, and a busy
 /// server does one `stat` a second instead of one a request.
@@ -138,10 +136,10 @@ impl FileKeys {
     }
 }
 
-impl KeyStore for FileKeys {
-    fn find<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<Arc<Principal>>, Failure>> {
-        let found = find_in(&self.current(), key);
-        Box::pin(std::future::ready(Ok(found)))
+impl FileKeys {
+    /// The owner of a key; none when nobody issued it or it was revoked.
+    pub fn find(&self, key: &str) -> Option<Arc<Principal>> {
+        find_in(&self.current(), key)
     }
 }
 
@@ -175,14 +173,13 @@ fn read(path: &Path) -> Result<Vec<Key>, KeyFileError> {
     let entry = |entry: KeyEntry| {
         let bad = |what| KeyFileError::Entry { path: path.to_owned(), id: entry.id.clone(), what };
         let sha256 = hex(&entry.sha256).ok_or_else(|| bad("sha256 is not 64 hex digits"))?;
-        let visible = |text: &str| {
-            let fits = (1..=128).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_graphic());
-            if fits { HeaderValue::from_str(text).ok() } else { None }
-        };
-        let key_id = visible(&entry.id).ok_or_else(|| bad("id is not 1-128 visible ASCII characters"))?;
-        let project =
-            visible(&entry.project).ok_or_else(|| bad("project is not 1-128 visible ASCII characters"))?;
-        Ok(Key { sha256, owner: Arc::new(Principal { key_id, project }) })
+        let is_visible =
+            (1..=128).contains(&entry.id.len()) && entry.id.bytes().all(|b| b.is_ascii_graphic());
+        if !is_visible {
+            return Err(bad("id is not 1-128 visible ASCII characters"));
+        }
+        let project = entry.project.parse().map_err(|_| bad("project is none, such as root or root/team"))?;
+        Ok(Key { sha256, owner: Arc::new(Principal::new(Caller::cluster(&entry.id, project))) })
     };
     file.keys.into_iter().map(entry).collect()
 }
@@ -206,15 +203,15 @@ mod tests {
     fn line(id: &str, key: &str) -> String {
         let digest = Sha256::digest(key.as_bytes());
         let sha256: String = digest.iter().map(|b| format!("{b:02x}")).collect();
-        format!(r#"{{"id":"{id}","project":"p","sha256":"{sha256}","created_ms":1,"name":"n"}}"#)
+        format!(r#"{{"id":"{id}","project":"root","sha256":"{sha256}","created_ms":1,"name":"n"}}"#)
     }
 
     fn file(lines: &[String]) -> String {
         format!(r#"{{"keys":[{}]}}"#, lines.join(","))
     }
 
-    fn owner(keys: &FileKeys, key: &str) -> Option<HeaderValue> {
-        find_in(&keys.current(), key).map(|p| p.key_id.clone())
+    fn owner(keys: &FileKeys, key: &str) -> Option<String> {
+        keys.find(key).map(|owner| owner.caller.key_id.clone())
     }
 
     #[test]
@@ -257,6 +254,7 @@ mod tests {
             ("{}".to_owned(), "not valid"),
             (file(&[line("k1", "a").replace("sha256\":\"", "sha256\":\"z")]), "64 hex"),
             (file(&[line("k 1", "a")]), "visible"),
+            (file(&[line("k1", "a").replace("root", "rl")]), "project is none"),
         ] {
             std::fs::write(&path, &text).unwrap();
             let error = FileKeys::open(&path, RECHECK).err().unwrap().to_string();

@@ -56,6 +56,10 @@ pub(crate) struct Notes {
     pub(crate) keys: Mutex<BTreeSet<String>>,
     /// Memory that it says is in use, of 100,000 MiB.
     pub(crate) memory_used_mib: AtomicU64,
+    /// What it says it is short of when it is full.
+    pub(crate) short: Mutex<Option<&'static str>>,
+    /// Names of layers that it says are at hand.
+    pub(crate) layers: Mutex<Vec<String>>,
     /// What it lists, newest first.
     pub(crate) sandboxes: Mutex<Vec<Sandbox>>,
 }
@@ -82,6 +86,8 @@ impl FakeEdge {
             abandoned: Semaphore::new(0),
             keys: Mutex::default(),
             memory_used_mib: AtomicU64::new(0),
+            short: Mutex::default(),
+            layers: Mutex::default(),
             sandboxes: Mutex::new(Vec::new()),
         });
         let socket = dir.join(format!("{name}.sock"));
@@ -270,7 +276,8 @@ async fn websocket(request: Request) -> Response {
 }
 
 fn full(notes: &Notes) -> Response {
-    let body = json!({ "code": "resource_exhausted", "message": notes.name, "detail": {}, "hint": "" });
+    let detail = notes.short.lock().unwrap().map_or_else(|| json!({}), |short| json!({ "short": short }));
+    let body = json!({ "code": "resource_exhausted", "message": notes.name, "detail": detail, "hint": "" });
     (StatusCode::TOO_MANY_REQUESTS, Json(body)).into_response()
 }
 
@@ -325,7 +332,7 @@ fn status(notes: &Notes) -> NodeStatus {
         version: "0".to_owned(),
         pid: 1,
         started_ms: 0,
-        capacity: dsec_model::Capacity { memory_mib: 100_000, cpu_millis: 64_000, disk_mib: 1 },
+        capacity: dsec_model::Capacity { memory_mib: 100_000, cpu_millis: 64_000, disk_mib: 1, processes: 0 },
         usage: NodeUsage {
             memory_available_mib: 100_000 - notes.memory_used_mib.load(Ordering::SeqCst),
             ..NodeUsage::default()
@@ -336,5 +343,10 @@ fn status(notes: &Notes) -> NodeStatus {
         labels: std::collections::BTreeMap::new(),
         store: notes.store.lock().unwrap().clone(),
         features: Vec::new(),
+        scheduling: Default::default(),
+        charged: Vec::new(),
+        arrived: Vec::new(),
+        defaults: None,
+        layers: notes.layers.lock().unwrap().clone(),
     }
 }

@@ -5,7 +5,7 @@ use http::{Request, StatusCode};
 
 use crate::harness::{Control, SANDBOX, get, post, with};
 
-const JSON_MAX: usize = dsec_control::forward::JSON_BODY_MAX as usize;
+const JSON_MAX: usize = dsec_proto::rest::JSON_BODY_MAX;
 
 fn request(method: &str, path: &str) -> Request<Body> {
     Request::builder().method(method).uri(path).body(Body::empty()).unwrap()

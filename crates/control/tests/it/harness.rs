@@ -1,14 +1,16 @@
 //! A running server, and callers of it.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use dsec_control::app::App;
-use dsec_control::config::{ConfigFile, NodeEntry};
+use dsec_control::config::{ConfigFile, NodeEntry, Tls};
 use dsec_control::keys::FileKeys;
+use dsec_control::server::Door;
+use dsec_control::tls::PublicTls;
 use dsec_control::{api, server};
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::BodyExt;
@@ -18,6 +20,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -42,7 +45,7 @@ pub(crate) struct Control {
 
 pub(crate) fn key_line(id: &str, key: &str) -> String {
     let sha256 = format!("{:x}", Sha256::digest(key.as_bytes()));
-    format!(r#"{{"id":"{id}","project":"root/test","sha256":"{sha256}","created_ms":1,"name":"test"}}"#)
+    format!(r#"{{"id":"{id}","project":"root","sha256":"{sha256}","created_ms":1,"name":"test"}}"#)
 }
 
 pub(crate) fn write_keys(path: &std::path::Path, lines: &[String]) {
@@ -52,6 +55,11 @@ pub(crate) fn write_keys(path: &std::path::Path, lines: &[String]) {
 impl Control {
     /// A server with nodes n1, n2, ...
     pub(crate) async fn start(nodes: usize) -> Self {
+        Self::start_with(nodes, |_| None).await
+    }
+
+    /// The same with what the directory has for a certificate.
+    pub(crate) async fn start_with(nodes: usize, tls: impl FnOnce(&Path) -> Option<Tls>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let edges: Vec<FakeEdge> =
             (1..=nodes).map(|number| FakeEdge::start(dir.path(), &format!("n{number}"))).collect();
@@ -62,20 +70,27 @@ impl Control {
         let config = ConfigFile {
             listen: Some("127.0.0.1:0".to_owned()),
             keys_file: Some(keys_file.clone()),
+            database: None,
             nodes: edges.iter().map(entry).collect(),
+            ..ConfigFile::default()
         };
         let keys = FileKeys::open(&keys_file, Duration::ZERO).unwrap();
-        let app = App::with_keys(&config.validate().unwrap(), Box::new(keys));
+        let app = App::with_keys(&config.validate().unwrap(), keys).await.unwrap();
         let listener = server::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let stop = CancellationToken::new();
         let watched = Arc::clone(&app);
-        let _watching = tokio::spawn(async move { watched.nodes.watch().await });
+        let _watching = tokio::spawn(async move { watched.watch().await });
         if nodes > 1 {
             app.nodes.watched.gathered().await;
         }
         let router = api::router(Arc::clone(&app));
-        let served = tokio::spawn(server::serve(listener, app, router, stop.clone()));
+        let tls = tls(dir.path()).map(|source| Arc::new(PublicTls::open(&source).unwrap()));
+        if let Some(tls) = tls.clone() {
+            tokio::spawn(async move { tls.follow().await });
+        }
+        let door = Door::from(listener).with_tls(tls);
+        let served = tokio::spawn(server::serve(door, app, router, stop.clone()));
         Self { address, edges, stop, served, dir }
     }
 
@@ -115,6 +130,11 @@ impl Caller {
     pub(crate) async fn connect(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).await.unwrap();
         stream.set_nodelay(true).unwrap();
+        Self::over(stream).await
+    }
+
+    /// The same over a stream that there is.
+    pub(crate) async fn over(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Self {
         let (sender, connection) =
             http1::Builder::new().max_buf_size(1 << 20).handshake(TokioIo::new(stream)).await.unwrap();
         let task = tokio::spawn(async move {

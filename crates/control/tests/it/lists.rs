@@ -16,6 +16,7 @@ fn sandbox(node: &str, number: usize, created_ms: u64) -> Sandbox {
         layers: Vec::new(),
         image_digest: String::new(),
         node: node.to_owned(),
+        project: dsec_model::iam::ProjectPath::root(),
         limits: SandboxLimits::from(&Limits::default()),
         init_user: "root".to_owned(),
         task_id: None,

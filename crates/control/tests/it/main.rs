@@ -12,4 +12,5 @@ mod overhead;
 mod placement;
 mod process;
 mod refused;
+mod tls;
 mod upstream;

@@ -1,5 +1,6 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use http::StatusCode;
 
@@ -45,6 +46,59 @@ async fn what_all_nodes_said_is_counted_in_one_error() {
     assert_eq!(error["detail"]["refusals"], serde_json::json!({ "unreachable": 2, "without room": 2 }));
     let error = control.ask(post("/v1/sandboxes", r#"{"backend":"microvm"}"#)).await.json();
     assert_eq!(error["message"], "no node takes the sandbox: 4 without the backend");
+}
+
+#[tokio::test]
+async fn a_node_that_says_what_it_is_short_of_is_counted_by_it() {
+    let control = Control::start(3).await;
+    set_full(&control, &[true, true, true]);
+    for (edge, short) in control.edges.iter().zip(["memory", "cordoned", "memory"]) {
+        *edge.notes.short.lock().unwrap() = Some(short);
+    }
+    let answer = control.ask(post("/v1/sandboxes", "{}")).await;
+    assert_eq!(answer.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(answer.json()["message"], "no node takes the sandbox: 2 without free memory, 1 cordoned");
+    // Room that an operator keeps is none that somebody else will give back.
+    for edge in &control.edges {
+        *edge.notes.short.lock().unwrap() = Some("cordoned");
+    }
+    let answer = control.ask(post("/v1/sandboxes", "{}")).await;
+    assert_eq!((answer.status, answer.error().as_str()), (StatusCode::SERVICE_UNAVAILABLE, "unavailable"));
+}
+
+#[tokio::test]
+async fn what_no_node_has_is_told_at_once_and_for_good() {
+    let control = Control::start(2).await;
+    let answer = control.ask(post("/v1/sandboxes", r#"{"node_labels":{"zone":"a"}}"#)).await;
+    assert_eq!((answer.status, answer.error().as_str()), (StatusCode::NOT_IMPLEMENTED, "unsupported"));
+    assert_eq!(answer.json()["message"], "no node takes the sandbox: 2 without the labels");
+    assert!(control.edges.iter().all(|edge| edge.requests() == 0));
+}
+
+#[tokio::test]
+async fn of_nodes_as_full_the_one_that_has_the_layers_is_taken() {
+    let control = Control::start(3).await;
+    for edge in &control.edges {
+        edge.notes.memory_used_mib.store(80_000, Ordering::SeqCst);
+    }
+    *control.edges[1].notes.layers.lock().unwrap() = vec!["debian".to_owned(), "click".to_owned()];
+    *control.edges[2].notes.layers.lock().unwrap() = vec!["debian".to_owned()];
+    // Until each has said so: reports come once a second.
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    for body in [
+        r#"{"container_image":"debian","workspace":"click"}"#,
+        r#"{"container_image":"alpine","toolkits":["click"]}"#,
+    ] {
+        for _ in 0..5 {
+            assert_eq!(control.ask(post("/v1/sandboxes", body)).await.json()["node"], "n2", "{body}");
+        }
+    }
+    let mut others = BTreeSet::new();
+    for _ in 0..12 {
+        let answer = control.ask(post("/v1/sandboxes", r#"{"container_image":"alpine"}"#)).await.json();
+        others.insert(answer["node"].to_string());
+    }
+    assert!(others.len() > 1, "{others:?}");
 }
 
 #[tokio::test]

@@ -11,14 +11,11 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use dsec_http::drained;
 use dsec_model::ErrorKind;
-use dsec_proto::rest::{ApiError, REQUEST_ID};
+use dsec_proto::rest::{ApiError, REQUEST_ID, REQUEST_ID_MAX};
 use futures_util::FutureExt;
 
 use super::Failure;
 use crate::ids;
-
-/// Longest name of a request that is taken from its caller; a longer one is replaced.
-const REQUEST_ID_MAX: usize = 128;
 
 /// The middleware: outermost, so that nothing leaves without a name and nothing is not logged.
 pub(super) async fn around(mut request: Request, next: Next) -> Response {

@@ -17,7 +17,7 @@ use serde::Deserialize;
 use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
 
-use super::{Answer, Json, Params, PathOf, Shared, json, ndjson};
+use super::{Answer, Caller, Json, Params, PathOf, Shared, json, ndjson};
 use crate::error::{internal, invalid, no_room_for_image};
 use crate::ids;
 use crate::layers::{Import, Origin, Place, Pull, Turn, UPLOAD, parse_kind, parse_name, room_for};
@@ -34,36 +34,55 @@ const LINES: usize = 16;
 /// Longest `source`, bytes.
 const SOURCE_MAX: usize = 1024;
 
-pub(super) async fn list(State(node): Shared) -> Answer {
-    list_kind(&node, LayerKind::Base).await
+pub(super) async fn list(State(node): Shared, caller: Caller) -> Answer {
+    list_kind(&node, &caller, LayerKind::Base).await
 }
 
-pub(super) async fn list_layers(State(node): Shared, PathOf(kind): PathOf<String>) -> Answer {
-    list_kind(&node, parse_kind(&kind)?).await
+pub(super) async fn list_layers(State(node): Shared, caller: Caller, PathOf(kind): PathOf<String>) -> Answer {
+    list_kind(&node, &caller, parse_kind(&kind)?).await
 }
 
-async fn list_kind(node: &Node, kind: LayerKind) -> Answer {
-    Ok(json(StatusCode::OK, &ImageList { images: node.layers.list(kind).await? }))
+async fn list_kind(node: &Node, caller: &Caller, kind: LayerKind) -> Answer {
+    let mut images = node.layers.list(kind).await?;
+    for image in &mut images {
+        caller.leave_seen(node, &mut image.used_by);
+    }
+    Ok(json(StatusCode::OK, &ImageList { images }))
 }
 
-pub(super) async fn get(State(node): Shared, PathOf(name): PathOf<String>) -> Answer {
-    Ok(json(StatusCode::OK, &node.layers.get(LayerKind::Base, &name).await?))
+pub(super) async fn get(State(node): Shared, caller: Caller, PathOf(name): PathOf<String>) -> Answer {
+    get_of_kind(&node, &caller, LayerKind::Base, &name).await
 }
 
-pub(super) async fn get_layer(State(node): Shared, PathOf((kind, name)): PathOf<(String, String)>) -> Answer {
-    Ok(json(StatusCode::OK, &node.layers.get(parse_kind(&kind)?, &name).await?))
+pub(super) async fn get_layer(
+    State(node): Shared,
+    caller: Caller,
+    PathOf((kind, name)): PathOf<(String, String)>,
+) -> Answer {
+    get_of_kind(&node, &caller, parse_kind(&kind)?, &name).await
 }
 
-pub(super) async fn remove(State(node): Shared, PathOf(name): PathOf<String>) -> Answer<StatusCode> {
-    node.layers.remove(LayerKind::Base, &name).await?;
+async fn get_of_kind(node: &Node, caller: &Caller, kind: LayerKind, name: &str) -> Answer {
+    let mut image = node.layers.get(kind, name).await?;
+    caller.leave_seen(node, &mut image.used_by);
+    Ok(json(StatusCode::OK, &image))
+}
+
+pub(super) async fn remove(
+    State(node): Shared,
+    caller: Caller,
+    PathOf(name): PathOf<String>,
+) -> Answer<StatusCode> {
+    node.layers.remove(LayerKind::Base, &name, &|id| caller.sees(&node, id)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 pub(super) async fn remove_layer(
     State(node): Shared,
+    caller: Caller,
     PathOf((kind, name)): PathOf<(String, String)>,
 ) -> Answer<StatusCode> {
-    node.layers.remove(parse_kind(&kind)?, &name).await?;
+    node.layers.remove(parse_kind(&kind)?, &name, &|id| caller.sees(&node, id)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -17,7 +17,7 @@ use dsec_proto::rest::{
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use super::{Answer, OptionalJson, Params, PathOf, Shared, json, ndjson};
+use super::{Answer, Caller, OptionalJson, Params, PathOf, Shared, json, ndjson};
 use crate::error::{internal, invalid_field};
 use crate::layers::{Exported, parse_kind, parse_name, parse_step};
 use crate::node::Node;
@@ -38,14 +38,20 @@ pub(super) async fn trace(State(node): Shared, PathOf((kind, name)): PathOf<(Str
 }
 
 /// The layers at hand, for control.
-pub(super) async fn held(State(node): Shared) -> Answer {
-    Ok(json(StatusCode::OK, &node.layers.held_layers()))
+pub(super) async fn held(State(node): Shared, caller: Caller) -> Answer {
+    let mut held = node.layers.held_layers();
+    for layer in &mut held {
+        caller.leave_seen(&node, &mut layer.used_by);
+    }
+    Ok(json(StatusCode::OK, &held))
 }
 
 /// One layer as it is here, for control.
-pub(super) async fn held_layer(State(node): Shared, PathOf(id): PathOf<String>) -> Answer {
+pub(super) async fn held_layer(State(node): Shared, caller: Caller, PathOf(id): PathOf<String>) -> Answer {
     let id = id.parse().map_err(|_| invalid_field("id", format!("{id:?} is no id of a layer")))?;
-    Ok(json(StatusCode::OK, &node.layers.held_with_content(&id).await))
+    let mut held = node.layers.held_with_content(&id).await;
+    caller.leave_seen(&node, &mut held.used_by);
+    Ok(json(StatusCode::OK, &held))
 }
 
 pub(super) async fn tag(

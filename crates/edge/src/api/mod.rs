@@ -6,6 +6,7 @@ mod around;
 mod attach;
 mod behind;
 mod bodies;
+mod caller;
 mod execs;
 mod files;
 mod images;
@@ -15,6 +16,7 @@ mod packs;
 mod ports;
 mod sandboxes;
 mod sessions;
+mod tasks;
 mod watch;
 
 use std::sync::Arc;
@@ -27,7 +29,7 @@ use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post, put};
 use dsec_model::ErrorKind;
-use dsec_proto::rest::{ApiError, status_of};
+use dsec_proto::rest::{ApiError, JSON_BODY_MAX, status_of};
 use http_body_util::{BodyExt, Limited};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -36,13 +38,28 @@ use crate::error::invalid;
 use crate::node::Node;
 use crate::sandbox::Entered;
 
-/// Largest JSON body, bytes: stdin of some MiB as base64 with what is around it.
-pub const JSON_BODY_MAX: usize = 8 << 20;
-/// The project a request acts in, as control has found it.
-pub const PROJECT: &str = "x-dsec-project";
+pub use caller::Caller;
 
-/// All paths.
+/// All paths, for those on this machine.
 pub fn router(node: Arc<Node>) -> Router {
+    let local = Router::new().route("/internal/shutdown", post(nodes::shutdown));
+    around(paths().merge(local), node)
+}
+
+/// What servers of the cluster may ask from other machines: nothing that ends the node.
+pub fn remote_router(node: Arc<Node>) -> Router {
+    around(paths(), node)
+}
+
+fn around(paths: Router<Arc<Node>>, node: Arc<Node>) -> Router {
+    paths
+        .fallback(no_path)
+        .method_not_allowed_fallback(no_method)
+        .layer(middleware::from_fn(around::around))
+        .with_state(node)
+}
+
+fn paths() -> Router<Arc<Node>> {
     let sandbox = Router::new()
         .route("/", get(sandboxes::get).delete(sandboxes::delete))
         .route("/stop", post(sandboxes::stop))
@@ -89,16 +106,26 @@ pub fn router(node: Arc<Node>) -> Router {
         .route("/v1/steps/{key}/names/{name}", put(layers::name_step))
         .route("/v1/store/verify", post(layers::verify_store))
         .route("/v1/store/collect", post(layers::collect))
+        .route("/v1/tasks", get(tasks::list))
+        .route("/v1/tasks/{task}/stop", post(tasks::stop))
+        .route("/v1/tasks/{task}/pause", post(tasks::pause))
+        .route("/v1/tasks/{task}/resume", post(tasks::pause))
+        .route("/v1/tasks/{task}/wait", post(tasks::wait))
+        .route("/internal/sandboxes/stop", post(tasks::stop_all))
+        .route("/internal/sandboxes/pause", post(tasks::pause_all))
+        .route("/internal/sandboxes/resume", post(tasks::pause_all))
+        .route("/internal/sandboxes/wait", post(tasks::wait_all))
         .route("/v1/nodes", get(nodes::list))
+        .route("/v1/nodes/{node}", get(nodes::get))
+        .route("/v1/nodes/{node}/cordon", post(nodes::cordon))
+        .route("/v1/nodes/{node}/uncordon", post(nodes::uncordon))
+        .route("/v1/nodes/{node}/drain", post(nodes::drain))
         .route("/healthz", get(nodes::health))
         .route("/internal/layers", get(layers::held))
         .route("/internal/layers/{id}", get(layers::held_layer))
         .route("/internal/keys/fence", post(sandboxes::fence))
-        .route("/internal/shutdown", post(nodes::shutdown))
-        .fallback(no_path)
-        .method_not_allowed_fallback(no_method)
-        .layer(middleware::from_fn(around::around))
-        .with_state(node)
+        .route("/internal/charges/fence", post(nodes::fence_charges))
+        .route("/internal/instance", get(nodes::instance))
 }
 
 async fn no_path(request: Request) -> Failure {
@@ -220,7 +247,8 @@ impl FromRequestParts<Arc<Node>> for In {
     type Rejection = Failure;
     async fn from_request_parts(parts: &mut Parts, node: &Arc<Node>) -> Result<Self, Failure> {
         let PathOf(SandboxPath { id }) = PathOf::from_request_parts(parts, node).await?;
-        Ok(Self(node.registry.get(&id)?.enter()?))
+        let caller = Caller::from_request_parts(parts, node).await?;
+        Ok(Self(caller.find(node, &id)?.enter()?))
     }
 }
 

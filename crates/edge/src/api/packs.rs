@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
 use dsec_backend::Quiesce;
 use dsec_image::build::{ANSWERS, Effect, Rules};
 use dsec_image::layer::LayerKind;
@@ -11,7 +11,7 @@ use dsec_model::ErrorKind;
 use dsec_proto::rest::{self, ApiError, ImageSettings, PackRequest};
 use serde_json::json;
 
-use super::{Answer, In, Json, PROJECT, Shared, json as answer};
+use super::{Answer, Caller, In, Json, Shared, json as answer};
 use crate::error::{internal, invalid_field};
 use crate::layers::{Pack, parse_kind, parse_name, parse_step};
 use crate::sandbox::plan::{check_path, check_user};
@@ -23,7 +23,7 @@ const PATTERNS_MAX: usize = 256;
 pub(super) async fn pack(
     State(node): Shared,
     In(entered): In,
-    headers: HeaderMap,
+    caller: Caller,
     Json(request): Json<PackRequest>,
 ) -> Answer {
     let kind = parse_kind(&request.kind)?;
@@ -56,8 +56,9 @@ pub(super) async fn pack(
             rest::Quiesce::Refuse => Quiesce::WriteNothing,
             rest::Quiesce::None => Quiesce::GoOn,
         },
+        still_max: node.config.still_max,
         sandbox: entered.handle.record(),
-        project: headers.get(PROJECT).and_then(|text| text.to_str().ok()).unwrap_or_default().to_owned(),
+        project: caller.project.to_string(),
         state_dir: node.config.state_dir.clone(),
     };
     // From here it goes to its end, with or without its caller; a node that goes down waits for it.

@@ -13,7 +13,7 @@ use bytes::BytesMut;
 use dsec_http::{HearsOut, strip_hop_by_hop};
 use dsec_model::ErrorKind;
 use dsec_proto::guest::{self, Request as GuestRequest};
-use dsec_proto::rest::{ApiError, REQUEST_ID};
+use dsec_proto::rest::{ApiError, KEY_ID, MAY, PROJECT, REQUEST_ID, SEES};
 use futures_util::{SinkExt, StreamExt};
 use http_body_util::BodyExt;
 use hyper_util::rt::TokioIo;
@@ -23,7 +23,7 @@ use tokio::net::TcpStream;
 
 use super::attach::Upgrade;
 use super::behind::Outside;
-use super::{Answer, Failure, In, PROJECT, PathOf};
+use super::{Answer, Failure, In, PathOf};
 use crate::error::{internal, invalid, invalid_field};
 use crate::guest::CallError;
 use crate::sandbox::Entered;
@@ -129,9 +129,9 @@ fn split(uri: &Uri) -> Result<(String, Uri), ApiError> {
 
 fn rewrite(headers: &mut HeaderMap, upgrade: bool) {
     headers.remove(header::AUTHORIZATION);
-    headers.remove(PROJECT);
-    headers.remove("x-dsec-key-id");
-    headers.remove(REQUEST_ID);
+    for own in [PROJECT, KEY_ID, SEES, MAY, REQUEST_ID] {
+        headers.remove(own);
+    }
     if let Some(value) = headers.remove(FORWARD_AUTHORIZATION) {
         headers.insert(header::AUTHORIZATION, value);
     }

@@ -10,33 +10,24 @@ use axum::extract::{RawQuery, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use dsec_image::layer::LayerId;
+use dsec_model::iam::ProjectPath;
 use dsec_model::{EndReason, ErrorKind, SandboxId, State as Life, TaskId};
 use dsec_proto::rest::{
-    ApiError, CreateSandboxRequest, FenceRequest, Fenced, IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_KEY, Sandbox,
-    SandboxList, StopRequest,
+    ApiError, CreateSandboxRequest, FenceRequest, Fenced, GRACE_MAX_MS, IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_KEY,
+    PAGE_DEFAULT, PAGE_MAX, Sandbox, SandboxList, StopRequest, WAIT_DEFAULT_MS, WAIT_MAX_MS,
 };
 use serde::Deserialize;
 
-use super::{Answer, Failure, Json, OptionalJson, PROJECT, Params, PathOf, Shared, json, ndjson};
+use super::{Answer, Caller, Failure, Json, OptionalJson, Params, PathOf, Shared, json, ndjson, tasks};
 use crate::error::{internal, invalid, invalid_field};
 use crate::idempotency::StoredKey;
 use crate::node::Node;
-use crate::sandbox::create::{Created, create as create_sandbox};
+use crate::sandbox::create::{Created, Owner, create as create_sandbox};
 use crate::sandbox::{Handle, usage};
-
-/// Sandboxes of a page when nothing is said.
-const LIMIT_DEFAULT: usize = 100;
-/// Most sandboxes of a page.
-const LIMIT_MAX: usize = 1000;
-/// How long a look waits for a state when nothing is said, ms.
-const WAIT_DEFAULT_MS: u64 = 60_000;
-/// Longest wait for a state, ms.
-const WAIT_MAX_MS: u64 = 3_600_000;
-/// Longest grace of a stop, ms.
-const GRACE_MAX_MS: u64 = 3_600_000;
 
 pub(super) async fn create(
     State(node): Shared,
+    Caller { project, charge, .. }: Caller,
     headers: HeaderMap,
     Json(request): Json<CreateSandboxRequest>,
 ) -> Answer {
@@ -45,16 +36,16 @@ pub(super) async fn create(
         Some(Ok(text)) => Ok(Some(text)),
         Some(Err(_)) => Err(invalid(format!("the header {name} is not visible ASCII"))),
     };
-    let project = text(PROJECT)?.unwrap_or_default();
     let attempt = text(IDEMPOTENCY_ATTEMPT)?.map(|text| {
-        text.parse()
-            .map_err(|_| invalid(format!("{IDEMPOTENCY_ATTEMPT} is {text:?}; it must be a number from 1")))
+        let number = text.parse().ok().filter(|number: &u32| *number > 0);
+        number
+            .ok_or_else(|| invalid(format!("{IDEMPOTENCY_ATTEMPT} is {text:?}; it must be a number from 1")))
     });
     let attempt = attempt.transpose()?;
-    let key =
-        text(IDEMPOTENCY_KEY)?.map(|key| StoredKey::new(project, key, attempt, &request)).transpose()?;
+    let key = text(IDEMPOTENCY_KEY)?;
+    let key = key.map(|key| StoredKey::new(project.as_str(), key, attempt, &request)).transpose()?;
     // A caller that hangs up drops this handler and not the create.
-    let made = tokio::spawn(create_sandbox(node, request, key)).await;
+    let made = tokio::spawn(create_sandbox(node, request, key, Owner { project, charge })).await;
     let Created { sandbox, fresh } =
         made.map_err(|e| internal("the create met a defect in the edge", &e))??;
     let mut response = json(if fresh { StatusCode::CREATED } else { StatusCode::OK }, &sandbox);
@@ -67,11 +58,10 @@ pub(super) async fn create(
 /// Says whether a create with a key was taken here, and if not that no earlier attempt of it will be.
 pub(super) async fn fence(
     State(node): Shared,
-    headers: HeaderMap,
+    caller: Caller,
     Json(FenceRequest { key, attempt }): Json<FenceRequest>,
 ) -> Answer {
-    let project = headers.get(PROJECT).and_then(|project| project.to_str().ok()).unwrap_or_default();
-    let known = node.keys.fence(project, &key, attempt);
+    let known = node.keys.fence(caller.project.as_str(), &key, attempt);
     Ok(json(StatusCode::OK, &Fenced { known }))
 }
 
@@ -80,6 +70,7 @@ pub(super) async fn fence(
 struct Filter {
     states: Vec<Life>,
     task: Option<TaskId>,
+    project: Option<ProjectPath>,
     labels: Vec<(String, String)>,
     limit: Option<usize>,
     cursor: Option<(u64, SandboxId)>,
@@ -97,11 +88,12 @@ impl Filter {
         for (key, value) in pairs.ok_or_else(|| invalid("the query is not valid"))? {
             match key.as_str() {
                 "state" => filter.states.push(parse_state("state", &value)?),
-                "task_id" => {
-                    let task = value
-                        .parse()
-                        .map_err(|e: dsec_model::IdError| invalid_field("task_id", e.to_string()));
-                    filter.task = Some(task?);
+                "task_id" => filter.task = Some(tasks::parse(&value)?),
+                "project" => {
+                    let project = value.parse().map_err(|e: dsec_model::iam::ProjectError| {
+                        invalid_field("project", e.to_string())
+                    })?;
+                    filter.project = Some(project);
                 }
                 "label" => {
                     let pair = value.split_once('=').ok_or_else(|| {
@@ -110,9 +102,9 @@ impl Filter {
                     filter.labels.push((pair.0.to_owned(), pair.1.to_owned()));
                 }
                 "limit" => {
-                    let limit = value.parse().ok().filter(|n| (1..=LIMIT_MAX).contains(n));
+                    let limit = value.parse().ok().filter(|n| (1..=PAGE_MAX).contains(n));
                     filter.limit = Some(limit.ok_or_else(|| {
-                        invalid_field("limit", format!("limit is {value:?}; it must be 1 to {LIMIT_MAX}"))
+                        invalid_field("limit", format!("limit is {value:?}; it must be 1 to {PAGE_MAX}"))
                     })?);
                 }
                 "cursor" => {
@@ -133,6 +125,7 @@ impl Filter {
     fn takes(&self, sandbox: &Sandbox) -> bool {
         (self.states.is_empty() || self.states.contains(&sandbox.state))
             && self.task.as_ref().is_none_or(|task| sandbox.task_id.as_ref() == Some(task))
+            && self.project.as_ref().is_none_or(|project| sandbox.project.is_within(project))
             && self.labels.iter().all(|(key, value)| sandbox.labels.get(key) == Some(value))
             && self
                 .cursor
@@ -154,15 +147,15 @@ fn parse_state(field: &str, text: &str) -> Result<Life, ApiError> {
     })
 }
 
-pub(super) async fn list(State(node): Shared, RawQuery(query): RawQuery) -> Answer {
+pub(super) async fn list(State(node): Shared, caller: Caller, RawQuery(query): RawQuery) -> Answer {
     let filter = Filter::parse(&query.unwrap_or_default())?;
     let mut found: Vec<(Arc<Sandbox>, Arc<Handle>)> =
         node.registry.all().into_iter().map(|handle| (handle.record(), handle)).collect();
-    found.retain(|(record, _)| filter.takes(record));
+    found.retain(|(record, _)| caller.sees.has(&record.project) && filter.takes(record));
     found.sort_unstable_by(|(a, _), (b, _)| {
         (Reverse(a.created_ms), &a.id).cmp(&(Reverse(b.created_ms), &b.id))
     });
-    let limit = filter.limit.unwrap_or(LIMIT_DEFAULT);
+    let limit = filter.limit.unwrap_or(PAGE_DEFAULT);
     let more = found.len() > limit;
     found.truncate(limit);
     let next_cursor =
@@ -212,10 +205,11 @@ pub(super) struct GetParams {
 /// A look at the record is no use of the sandbox, or watching for an idle one to end would keep it.
 pub(super) async fn get(
     State(node): Shared,
+    caller: Caller,
     PathOf(id): PathOf<String>,
     Params(params): Params<GetParams>,
 ) -> Answer {
-    let handle = node.registry.get(&id)?;
+    let handle = caller.find(&node, &id)?;
     if let Some(text) = &params.wait_state {
         let wanted = parse_state("wait_state", text)?;
         let ms = params.timeout_ms.unwrap_or(WAIT_DEFAULT_MS).min(WAIT_MAX_MS);
@@ -242,24 +236,29 @@ pub(super) async fn get(
     Ok(json(StatusCode::OK, &sandbox))
 }
 
-async fn end(node: &Node, id: &str, grace_ms: u64) -> Answer {
-    let handle = node.registry.get(id)?;
+async fn end(node: &Node, caller: &Caller, id: &str, grace_ms: u64) -> Answer {
+    let handle = caller.find(node, id)?;
     let record = handle.stop(EndReason::Asked, grace_ms.min(GRACE_MAX_MS)).await?;
     Ok(json(StatusCode::OK, &*record))
 }
 
 pub(super) async fn stop(
     State(node): Shared,
+    caller: Caller,
     PathOf(id): PathOf<String>,
     OptionalJson(request): OptionalJson<StopRequest>,
 ) -> Answer {
-    end(&node, &id, request.grace_ms).await
+    end(&node, &caller, &id, request.grace_ms).await
 }
 
-pub(super) async fn delete(State(node): Shared, PathOf(id): PathOf<String>) -> Answer {
-    end(&node, &id, 0).await
+pub(super) async fn delete(State(node): Shared, caller: Caller, PathOf(id): PathOf<String>) -> Answer {
+    end(&node, &caller, &id, 0).await
 }
 
-pub(super) async fn logs(State(node): Shared, PathOf(id): PathOf<String>) -> Answer<Response> {
-    Ok(ndjson(Body::from(node.registry.get(&id)?.events.ndjson())))
+pub(super) async fn logs(
+    State(node): Shared,
+    caller: Caller,
+    PathOf(id): PathOf<String>,
+) -> Answer<Response> {
+    Ok(ndjson(Body::from(caller.find(&node, &id)?.events.ndjson())))
 }

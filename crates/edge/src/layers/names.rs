@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use dsec_image::layer::{
     Label, LayerId, LayerKind, LayerName, LayerRef, Manifest, NameError, Select, Source,
 };
-use dsec_model::ErrorKind;
+use dsec_model::{ErrorKind, SandboxId};
 use dsec_proto::rest::{ApiError, Image};
 use dsec_store::{StoreError, Version};
 use serde_json::json;
@@ -22,6 +22,9 @@ const TAG_FRESH: Duration = Duration::from_secs(2);
 const REMEMBERED_MAX: usize = 20_000;
 /// Names read from the store at a time.
 const PAGE: usize = 1000;
+/// Whether somebody sees a sandbox.
+type Sees<'a> = &'a (dyn Fn(&SandboxId) -> bool + Sync);
+
 /// Sandboxes named in the refusal to remove a layer; `used_by` has all.
 const NAMED_MAX: usize = 10;
 
@@ -202,11 +205,11 @@ impl Layers {
     ///
     /// # Errors
     /// There is none, or somebody uses it and it is the last name: the sandboxes of this node are named.
-    pub async fn remove(&self, kind: LayerKind, name: &str) -> Result<(), ApiError> {
+    pub async fn remove(&self, kind: LayerKind, name: &str, sees: Sees<'_>) -> Result<(), ApiError> {
         let asked = parse_name(name)?;
         self.names.forget(kind, &asked.name);
         let id = self.find(kind, &asked).await?.ok_or_else(|| no_layer("name", kind, name))?;
-        let removed = self.remove_found(kind, name, &asked, &id).await;
+        let removed = self.remove_found(kind, name, &asked, &id, sees).await;
         self.names.forget(kind, &asked.name);
         removed
     }
@@ -217,6 +220,7 @@ impl Layers {
         name: &str,
         asked: &LayerRef,
         id: &LayerId,
+        sees: Sees<'_>,
     ) -> Result<(), ApiError> {
         let (store, own) = (self.store()?, &asked.name);
         let failed = |e: StoreError| store_failed(&e);
@@ -225,7 +229,7 @@ impl Layers {
         {
             return store.untag(kind, own, tag).await.map_err(failed);
         }
-        match self.in_use(name, id) {
+        match self.in_use(name, id, sees) {
             Some(refused) if !self.has_other_name(kind, own, id).await? => return Err(refused),
             Some(_) => {}
             None => self.let_go(id).await,
@@ -304,17 +308,27 @@ impl Layers {
         Ok(self.list(kind).await?.iter().any(|other| other.digest == id && is_other(other)))
     }
 
-    fn in_use(&self, name: &str, id: &LayerId) -> Option<ApiError> {
+    /// Why a layer stays that sandboxes use: those that the caller sees are named.
+    fn in_use(&self, name: &str, id: &LayerId, sees: Sees<'_>) -> Option<ApiError> {
         let users = self.users(id);
         if users.is_empty() {
             return None;
         }
-        let named: Vec<_> = users.iter().take(NAMED_MAX).map(|user| user.as_str()).collect();
-        let more = if users.len() > NAMED_MAX { " and others" } else { "" };
-        let message = format!("{name} is in use by {} sandboxes: {}{more}", users.len(), named.join(", "));
+        let seen: Vec<&SandboxId> = users.iter().filter(|user| sees(user)).collect();
+        let named: Vec<_> = seen.iter().take(NAMED_MAX).map(|user| user.as_str()).collect();
+        let message = match (named.len(), users.len()) {
+            (0, _) => format!("{name} is in use by sandboxes of other projects"),
+            (named_all, all) if named_all == all => {
+                format!("{name} is in use by {all} sandboxes: {}", named.join(", "))
+            }
+            (_, all) if seen.len() == all => {
+                format!("{name} is in use by {all} sandboxes: {} and others", named.join(", "))
+            }
+            _ => format!("{name} is in use by sandboxes: {} and others", named.join(", ")),
+        };
         Some(
             ApiError::new(ErrorKind::Conflict, message)
-                .detail(json!({ "image": name, "used_by": users }))
+                .detail(json!({ "image": name, "used_by": seen }))
                 .hint("stop them first"),
         )
     }

@@ -1,10 +1,13 @@
 //! From what a sandbox has written to a published layer.
 //!
 //! ```text
-//! sandbox ──snapshot──► upper ──rules──► tree, blob ──► redirects resolved ──► merged with what it started from ──► name
-//!   stands still          │                 ▲           against all below        (metadata alone)
-//!                         └── unchanged since the last pack, or in a layer below: pointed at where it is stored
+//! sandbox ──► upper ──rules──► tree, blob ──► redirects resolved ──► merged with what it started from ──► name
+//!   stands      │                 ▲           against all below        (metadata alone)
+//!   still       └── unchanged since the last pack, or in a layer below: pointed at where it is stored
 //! ```
+//!
+//! The upper directory is read where it lies while the sandbox stands still. If that takes longer than it may, or a process could
+//! change a file without its times telling the next pack, a snapshot of the same moment is read instead.
 //!
 //! | kind | its metadata has | where it lies again |
 //! |---|---|---|
@@ -13,22 +16,22 @@
 //! | `toolkit` | what was written | over the workspace |
 //! | `base` | all | lowest |
 //!
-//! All that is read is the snapshot, by names looked up in open directories, and ids in it are those inside.
+//! All is read by names looked up in open directories, and ids in it are those inside.
 
 use std::collections::{HashSet, VecDeque};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use dsec_backend::Quiesce;
+use dsec_backend::{InPlace, Quiesce};
 use dsec_image::build::{
     Denied, Donors, Effect, FileIndex, Hidden, LeftOut, MergeError, PackedUpper, Previous, Rules, Upper,
-    Workshop, add_up, from_upper, has_redirects, look_for_denied, mark_whiteouts, merge, resolve_redirects,
-    shadowed, sift,
+    UpperReader, add_up, has_redirects, look_for_denied, mark_whiteouts, merge, resolve_redirects, shadowed,
+    sift,
 };
 use dsec_image::erofs::{Content as Entry, LayerTree, Timestamp};
 use dsec_image::layer::{BlobId, Digest, LayerId, LayerKind, LayerRef, Manifest, Parent, ParentRole, Source};
-use dsec_image::{ImageConfig, ImportLimits};
+use dsec_image::{EntryProblem, ImageConfig, ImportError, ImportLimits};
 use dsec_model::ErrorKind;
 use dsec_proto::rest::{self, ApiError, ImageSettings, LaunchPhase, Packed, Sandbox};
 use dsec_store::StoreError;
@@ -54,6 +57,9 @@ const BLOBS_FULL: usize = 256;
 /// How hard content is compressed: a pack holds up a sandbox's owner, and takes its CPU time from other sandboxes.
 const ZSTD_LEVEL: i32 = 1;
 
+/// How long its packs become: short, so that the store takes the first while the rest is compressed.
+const PACK_SIZE: u32 = 8 << 20;
+
 /// A pack that is asked for.
 pub struct Pack {
     /// What the layer is for.
@@ -68,6 +74,8 @@ pub struct Pack {
     pub rules: Rules,
     /// What the sandbox does meanwhile.
     pub quiesce: Quiesce,
+    /// How long it may stand still for what it wrote to be read where it lies.
+    pub still_max: Duration,
     /// The sandbox's record.
     pub sandbox: Arc<Sandbox>,
     /// Who asks.
@@ -192,7 +200,10 @@ impl Job<'_> {
         let (id, manifest) = self.publish(&tree, &files, &lowers)?;
         self.clock.lap("publish");
         self.session.keep_content();
-        self.note_previous(id, &previous);
+        // A process that went on may have been within a write, whose time is that of its beginning.
+        if self.asked.quiesce != Quiesce::GoOn {
+            self.note_previous(id, &previous);
+        }
         self.clock.lap("keep");
         let (scrubbed, excluded) =
             made.left_out.into_iter().partition::<Vec<_>, _>(|l| l.effect == Effect::Scrub);
@@ -275,39 +286,53 @@ impl Job<'_> {
         Ok((previous, vec![Arc::new(files)]))
     }
 
-    /// Takes the snapshot and makes a layer of it.
+    /// Makes a layer of what was written: read where it lies while the sandbox stands still, or from a snapshot if that takes
+    /// longer than it may.
     fn content(&mut self, previous: &Previous, donors: Vec<Arc<FileIndex>>) -> Result<PackedUpper, ApiError> {
-        let limits = ImportLimits::default();
         let moment = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let moment = Timestamp { seconds: moment.as_secs() as i64, nanoseconds: moment.subsec_nanos() };
-        let taken = self.grip.with(|instance| instance.snapshot(self.asked.quiesce));
-        let snapshot = match taken {
-            None => return Err(not_running(&self.asked.sandbox)),
-            Some(Err(error)) => return Err(snapshot_failed(&error)),
-            Some(Ok(snapshot)) => snapshot,
-        };
-        self.clock.lap("snapshot");
-        let rules = &self.asked.rules;
-        let upper = Upper { path: snapshot.upper(), previous, rules, moment };
-        let refused = |e| pack_failed(&e, snapshot.upper());
-        if rules.denies() {
-            look_for_denied(&upper, &limits).map_err(refused)?;
-            self.clock.lap("deny");
-        }
-        let stop = self.stop;
-        let packed = self.session.with_packs(|session, sink| {
-            let workshop = Workshop {
-                blob_path: &session.work().join("blob"),
-                donors: Donors::new(donors),
-                sink: &mut Stoppable { sink, stop },
-                progress: &mut |_| (),
+        let Self { session, clock, asked, grip, stop, dropping, .. } = self;
+        let blob = session.work().join("blob");
+        session.with_packs(|_, sink| {
+            let mut sink = Stoppable { sink, stop: *stop };
+            let begun = UpperReader::begin(&blob, Donors::new(donors), &mut sink);
+            let mut reader = begun.map_err(|e| pack_failed(&e, &blob))?;
+            let mut is_looked_at = !asked.rules.denies();
+            let mut read = |path: &Path, until| {
+                let (limits, rules) = (ImportLimits::default(), &asked.rules);
+                let upper = Upper { path, previous, rules, moment, until };
+                // Of a snapshot that is read because time ran out the names are the same.
+                if !is_looked_at {
+                    look_for_denied(&upper, &limits)?;
+                    is_looked_at = true;
+                }
+                reader.read(&upper, &limits)
             };
-            from_upper(&upper, &limits, workshop).map_err(refused)
-        })?;
-        self.clock.lap("content");
-        // All that it has in memory goes with it, which takes a while.
-        self.dropping = Some(std::thread::spawn(move || drop(snapshot)));
-        Ok(packed)
+            let mut in_place = None;
+            let reading: InPlace<'_> = Box::new(|upper: &Path| {
+                let done = read(upper, Some(Instant::now() + asked.still_max));
+                let is_late = matches!(&done, Err(ImportError::Entry { problem: EntryProblem::Late, .. }));
+                in_place = (!is_late).then(|| done.map_err(|e| pack_failed(&e, upper)));
+                !is_late
+            });
+            let snapshot = match grip.with(|instance| instance.snapshot(asked.quiesce, reading)) {
+                None => return Err(not_running(&asked.sandbox)),
+                Some(Err(error)) => return Err(snapshot_failed(&error)),
+                Some(Ok(snapshot)) => snapshot,
+            };
+            clock.lap(if snapshot.is_some() { "snapshot" } else { "read" });
+            match &snapshot {
+                None => in_place.unwrap_or_else(|| Err(nothing_read()))?,
+                Some(snapshot) => {
+                    read(snapshot.upper(), None).map_err(|e| pack_failed(&e, snapshot.upper()))?
+                }
+            }
+            let packed = reader.finish().map_err(|e| pack_failed(&e, &blob))?;
+            clock.lap("content");
+            // All that it has in memory goes with it, which takes a while.
+            *dropping = snapshot.map(|snapshot| std::thread::spawn(move || drop(snapshot)));
+            Ok(packed)
+        })
     }
 
     /// The whole of the new layer: what was written, with what it is merged with.
@@ -449,6 +474,14 @@ impl dsec_image::build::PackSink for Stoppable<'_, '_> {
     fn level(&self) -> i32 {
         ZSTD_LEVEL
     }
+
+    fn pack_size(&self) -> u32 {
+        PACK_SIZE
+    }
+}
+
+fn nothing_read() -> ApiError {
+    internal("the sandbox could not be packed", &std::io::Error::other("its backend gave nothing to read"))
 }
 
 fn under_toolkits(upper: &LayerTree, toolkits: &[LayerTree]) -> Result<Option<rest::LeftOut>, ApiError> {

@@ -10,6 +10,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dsec_backend::Instance;
 use dsec_model::lifecycle::step;
 use dsec_model::{Action, EndReason, Event, State};
 use dsec_proto::guest::{Empty, Request};
@@ -25,6 +26,7 @@ use super::idle::Idle;
 use super::record::{self, Stored};
 use super::{Grip, Handle, Live, Message, usage};
 use crate::admit::Permit;
+use crate::charges::Counted;
 use crate::clock::now_ms;
 use crate::ended::Ended;
 use crate::error::chain;
@@ -73,6 +75,8 @@ pub enum Origin {
 pub struct Holds {
     /// Its room.
     pub permit: Permit,
+    /// Its part of what it is charged to.
+    pub counted: Counted,
     /// Its layers.
     pub layers: LayerUse,
 }
@@ -371,12 +375,24 @@ impl Actor {
         }
     }
 
+    /// The instance, once nobody does anything with it: a pack may be at it for half a second.
+    async fn let_go(&mut self) -> Option<Arc<dyn Instance>> {
+        let grip = self.grip.take()?;
+        match tokio::task::spawn_blocking(move || grip.let_go()).await {
+            Ok(instance) => instance,
+            Err(error) => {
+                tracing::error!(sandbox_id = %self.handle.id, %error, "letting go of a sandbox panicked");
+                None
+            }
+        }
+    }
+
     /// Ends what is left and lets go of everything, then shows the final state.
     async fn clean_up(&mut self) {
         if let Some(guest) = self.guest.take() {
             guest.close("the sandbox ended");
         }
-        if let Some(instance) = self.grip.take().and_then(|grip| grip.let_go()) {
+        if let Some(instance) = self.let_go().await {
             instance.kill();
             if let Some(exit) = self.exit.take() {
                 let _ = tokio::time::timeout(EXIT_MAX, gone(&exit)).await;

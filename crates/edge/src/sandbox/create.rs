@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use dsec_model::iam::ProjectPath;
 use dsec_model::{ErrorKind, Limits, SandboxId, State};
 use dsec_proto::guest::{Check, Request};
 use dsec_proto::rest::{
-    self, ApiError, CreateSandboxRequest, ExecRequest, LaunchPhase, Sandbox, SandboxLimits,
+    self, ApiError, Charge, CreateSandboxRequest, ExecRequest, LaunchPhase, Sandbox, SandboxLimits,
 };
 use serde_json::json;
 use tokio::sync::oneshot;
@@ -14,6 +15,7 @@ use tokio::sync::oneshot;
 use super::actor::{self, Holds, Launched, Origin};
 use super::record::{Stored, StoredSpec};
 use super::{Grip, Handle, plan, run};
+use crate::charges::Counted;
 use crate::clock::{micros, now_ms};
 use crate::error::{internal, launch_failed};
 use crate::guest::{Connection, ExecTable};
@@ -31,6 +33,15 @@ pub struct Created {
     pub fresh: bool,
 }
 
+/// Whose a sandbox is to be.
+#[derive(Debug)]
+pub struct Owner {
+    /// Its project.
+    pub project: ProjectPath,
+    /// What was counted for it, and by whom.
+    pub charge: Option<Charge>,
+}
+
 /// Creates a sandbox. To be run in a task of its own: a caller that hangs up must not stop it half-way.
 ///
 /// # Errors
@@ -39,9 +50,10 @@ pub async fn create(
     node: Arc<Node>,
     request: CreateSandboxRequest,
     key: Option<StoredKey>,
+    owner: Owner,
 ) -> Result<Created, ApiError> {
     let Some(key) = key else {
-        let (handle, exec) = fresh(&node, request, None).await?;
+        let (handle, exec) = fresh(&node, request, None, owner).await?;
         let first_exec = run_first(&handle, exec).await.transpose()?;
         return Ok(Created { sandbox: reply(&handle, first_exec), fresh: true });
     };
@@ -56,7 +68,7 @@ pub async fn create(
             };
             Ok(Created { sandbox: reply(&handle, first_exec), fresh: false })
         }
-        Claim::First(reservation) => match fresh(&node, request, Some(key)).await {
+        Claim::First(reservation) => match fresh(&node, request, Some(key), owner).await {
             Ok((handle, exec)) => {
                 let first = run_first(&handle, exec).await;
                 let kept = first.as_ref().map(|r| r.as_ref().map(FirstExec::of).map_err(Clone::clone));
@@ -123,6 +135,7 @@ async fn fresh(
     node: &Arc<Node>,
     mut request: CreateSandboxRequest,
     key: Option<StoredKey>,
+    owner: Owner,
 ) -> Result<(Arc<Handle>, Option<ExecRequest>), ApiError> {
     let began = Instant::now();
     if node.is_draining() {
@@ -133,12 +146,22 @@ async fn fresh(
     if let Some(exec) = &exec {
         run::check(exec)?;
     }
+    node.suits(&request)?;
+    node.scheduling.admit()?;
+    let counted = node.charges.take(&owner.project, &request.backend, owner.charge.as_ref(), &limits)?;
     let id = ids::sandbox(&node.config.node)?;
-    let (stored, holds) = prepare(node, &id, &request, limits, key).await?;
+    let turn = node.pending.begin(request.task_id.clone(), owner.project.clone());
+    let asked = Asked { id: &id, request: &request, limits, owner, counted };
+    let (stored, holds) = prepare(node, asked, key).await?;
     let (handle, mailbox) = Handle::new(stored.sandbox.clone());
-    if !node.registry.insert(Arc::clone(&handle)) {
-        return Err(ApiError::new(ErrorKind::Internal, "an id was drawn twice").hint("try again"));
-    }
+    turn.settle(|| {
+        // Fetching layers may have taken long enough for somebody to have cordoned the node.
+        node.scheduling.admit()?;
+        match node.registry.insert(Arc::clone(&handle)) {
+            true => Ok(()),
+            false => Err(ApiError::new(ErrorKind::Internal, "an id was drawn twice").hint("try again")),
+        }
+    })?;
     if let Err(error) =
         handle.events.write_into(&super::record::directory(&node.config.state_dir, id.random()))
     {
@@ -162,20 +185,28 @@ async fn fresh(
     }
 }
 
+/// A sandbox to be, as it was asked for and counted.
+struct Asked<'a> {
+    id: &'a SandboxId,
+    request: &'a CreateSandboxRequest,
+    limits: Limits,
+    owner: Owner,
+    counted: Counted,
+}
+
 /// Takes the layers and the room, and writes down in memory what is to be launched.
 async fn prepare(
     node: &Arc<Node>,
-    id: &SandboxId,
-    request: &CreateSandboxRequest,
-    limits: Limits,
+    asked: Asked<'_>,
     key: Option<StoredKey>,
 ) -> Result<(Stored, Holds), ApiError> {
+    let Asked { id, request, limits, owner, counted } = asked;
     let Composed { layers, shown, config, held } = node.layers.compose(request, id).await?;
     let env = plan::environment(&config, request)?;
     let user = request.init_user.clone().or_else(|| config.user.clone().filter(|u| !u.is_empty()));
     let user = user.unwrap_or_else(|| "root".to_owned());
     let cwd = request.cwd.clone().or_else(|| config.working_dir.clone().filter(|d| !d.is_empty()));
-    let permit = node.room.admit(limits.memory_mib, &*node.launch)?;
+    let permit = node.room.admit(&limits, &*node.launch)?;
     let now = now_ms();
     let sandbox = Sandbox {
         id: id.clone(),
@@ -186,6 +217,7 @@ async fn prepare(
         image_digest: shown.first().map(|layer| layer.id.clone()).unwrap_or_default(),
         layers: shown,
         node: node.config.node.to_string(),
+        project: owner.project,
         limits: SandboxLimits::from(&limits),
         init_user: user.clone(),
         task_id: request.task_id.clone(),
@@ -207,8 +239,9 @@ async fn prepare(
         hostname: request.hostname.clone().unwrap_or_else(|| id.random().to_owned()),
         allow_setuid: request.allow_setuid,
     };
-    let stored = Stored { sandbox, spec, anchor: None, boot_id: node.boot_id.clone(), key };
-    Ok((stored, Holds { permit, layers: held }))
+    let charged_to = owner.charge.map(|charge| charge.by).unwrap_or_default();
+    let stored = Stored { sandbox, spec, anchor: None, boot_id: node.boot_id.clone(), key, charged_to };
+    Ok((stored, Holds { permit, counted, layers: held }))
 }
 
 /// The launch itself: record, backend, hello, checks. It never leaves something running that is not in

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use dsec_image::ImageConfig;
+use dsec_model::limits::cores_to_millis;
 use dsec_model::{Capacity, ErrorKind, Limits};
 use dsec_proto::rest::{ApiError, BACKEND_CONTAINER, CreateSandboxRequest};
 
-use crate::config::cores_to_millis;
 use crate::error::{bad_limit, invalid, invalid_field};
 use crate::sandbox::run;
 
@@ -45,7 +45,14 @@ pub fn check(request: &CreateSandboxRequest, defaults: &Limits, node: &Capacity)
         )
         .hint("leave network_rules out, and put what is needed into the image or upload it"));
     }
-    labels(&request.labels)?;
+    labels("labels", &request.labels)?;
+    labels("node_labels", &request.node_labels)?;
+    if request.node_features.len() > LABELS_MAX {
+        return Err(invalid_field(
+            "node_features",
+            format!("{} node_features were given; {LABELS_MAX} is the most", request.node_features.len()),
+        ));
+    }
     if let Some(hostname) = &request.hostname {
         check_hostname(hostname)?;
     }
@@ -70,17 +77,17 @@ pub fn check(request: &CreateSandboxRequest, defaults: &Limits, node: &Capacity)
     Ok(limits)
 }
 
-fn labels(labels: &BTreeMap<String, String>) -> Result<(), ApiError> {
+fn labels(field: &str, labels: &BTreeMap<String, String>) -> Result<(), ApiError> {
     if labels.len() > LABELS_MAX {
         return Err(invalid_field(
-            "labels",
-            format!("{} labels were given; {LABELS_MAX} is the most", labels.len()),
+            field,
+            format!("{} {field} were given; {LABELS_MAX} is the most", labels.len()),
         ));
     }
     for (key, value) in labels {
         if key.is_empty() || key.len() > LABEL_KEY_MAX || key.contains('=') {
             return Err(invalid_field(
-                "labels",
+                field,
                 format!(
                     "the label {key:?} has {} bytes; keys have 1 to {LABEL_KEY_MAX} and no '='",
                     key.len()
@@ -89,7 +96,7 @@ fn labels(labels: &BTreeMap<String, String>) -> Result<(), ApiError> {
         }
         if value.len() > LABEL_VALUE_MAX {
             return Err(invalid_field(
-                "labels",
+                field,
                 format!(
                     "the value of label {key:?} has {} bytes; {LABEL_VALUE_MAX} is the most",
                     value.len()
@@ -156,9 +163,20 @@ pub fn check_user(field: &str, user: &str) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// Limits of a sandbox that does not say which it wants: no more than the node has.
+pub fn defaults_on(defaults: &Limits, node: &Capacity) -> Limits {
+    Limits {
+        memory_mib: defaults.memory_mib.min(node.memory_mib),
+        cpu_millis: defaults.cpu_millis.min(node.cpu_millis),
+        disk_mib: defaults.disk_mib.min(node.disk_mib),
+        ..defaults.clone()
+    }
+}
+
 fn limits(request: &CreateSandboxRequest, defaults: &Limits, node: &Capacity) -> Result<Limits, ApiError> {
+    let defaults = defaults_on(defaults, node);
     let cpu_millis = match request.cpu_cores_limit {
-        None => defaults.cpu_millis.min(node.cpu_millis),
+        None => defaults.cpu_millis,
         Some(cores) => cores_to_millis(cores).ok_or_else(|| {
             invalid_field(
                 "cpu_cores_limit",
@@ -167,12 +185,12 @@ fn limits(request: &CreateSandboxRequest, defaults: &Limits, node: &Capacity) ->
         })?,
     };
     Ok(Limits {
-        memory_mib: request.memory_limit_mb.unwrap_or(defaults.memory_mib.min(node.memory_mib)),
+        memory_mib: request.memory_limit_mb.unwrap_or(defaults.memory_mib),
         cpu_millis,
         cpu_weight: request.cpu_weight.unwrap_or(defaults.cpu_weight),
         pids: request.pids_limit.unwrap_or(defaults.pids),
         nofile: request.open_files_limit.unwrap_or(defaults.nofile),
-        disk_mib: request.disk_limit_mb.unwrap_or(defaults.disk_mib.min(node.disk_mib)),
+        disk_mib: request.disk_limit_mb.unwrap_or(defaults.disk_mib),
         disk_files: request.disk_files_limit.unwrap_or(defaults.disk_files),
         max_lifetime_s: request.max_lifetime.unwrap_or(defaults.max_lifetime_s),
         ttl_running_stop_s: request.ttl_running_stop.unwrap_or(defaults.ttl_running_stop_s),
@@ -208,7 +226,7 @@ pub fn environment(config: &ImageConfig, request: &CreateSandboxRequest) -> Resu
 mod tests {
     use super::*;
 
-    const NODE: Capacity = Capacity { memory_mib: 1000, cpu_millis: 2000, disk_mib: 8000 };
+    const NODE: Capacity = Capacity { memory_mib: 1000, cpu_millis: 2000, disk_mib: 8000, processes: 0 };
 
     fn request() -> CreateSandboxRequest {
         serde_json::from_str(r#"{"container_image": "x"}"#).unwrap()

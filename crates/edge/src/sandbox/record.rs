@@ -75,6 +75,9 @@ pub struct Stored {
     pub boot_id: String,
     /// The create's idempotency key.
     pub key: Option<StoredKey>,
+    /// The replica of control that it is charged to.
+    #[serde(default)]
+    pub charged_to: String,
 }
 
 /// Directory of a sandbox's record.

@@ -2,6 +2,7 @@
 #![allow(unreachable_pub, reason = "one test binary; its modules see each other")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
+mod cluster;
 mod execs;
 mod files;
 mod filler;

@@ -76,6 +76,11 @@ impl<'s> BlobWriter<'s> {
         &self.path
     }
 
+    /// Whether appending must not wait for anything but the source and the plain file.
+    pub(crate) fn hurry(&mut self, is_hurried: bool) {
+        self.packer.hurry(is_hurried);
+    }
+
     /// Points a file at content whose place and hash are known from before, without reading it. None if there are too
     /// many blobs.
     pub(crate) fn reuse(&mut self, blob: BlobRef, data: &FileData, hash: Option<Digest>) -> Option<FileData> {
@@ -116,6 +121,14 @@ impl<'s> BlobWriter<'s> {
         self.packer.settled(self.area.flushed()).map_err(AppendError::Pack)
     }
 
+    /// What was appended from `mark` on, of which nothing stays if its source could not be read.
+    fn or_taken_back<T>(&mut self, mark: u64, appended: Result<T, AppendError>) -> Result<T, AppendError> {
+        if let Err(AppendError::Read(_)) = &appended {
+            self.area.roll_back(mark).map_err(AppendError::Write)?;
+        }
+        appended
+    }
+
     /// Appends like [`ContentStore::append`] and tells the content's hash too.
     pub(crate) fn append_hashed(
         &mut self,
@@ -128,7 +141,8 @@ impl<'s> BlobWriter<'s> {
         let mut seen = |bytes: &[u8]| {
             hasher.update(bytes);
         };
-        let extent = self.area.append(source, size, &mut Passing { seen: &mut seen, tick })?;
+        let appended = self.area.append(source, size, &mut Passing { seen: &mut seen, tick });
+        let extent = self.or_taken_back(mark, appended)?;
         let hash = Digest::from_bytes(*hasher.finalize().as_bytes());
         if size == 0 {
             return Ok((FileData::empty(), hash));
@@ -161,9 +175,10 @@ impl ContentStore for BlobWriter<'_> {
         room: u64,
         tick: &mut dyn FnMut(u64),
     ) -> Result<FileData, AppendError> {
+        let mark = self.area.position();
         let mut passing = Passing { seen: &mut |_| {}, tick };
-        let (Extent { start, blocks }, chunks) =
-            self.area.append_sparse(source, size, segments, room, &mut passing)?;
+        let appended = self.area.append_sparse(source, size, segments, room, &mut passing);
+        let (Extent { start, blocks }, chunks) = self.or_taken_back(mark, appended)?;
         self.settle()?;
         // Without a hole the chunks lie side by side; with nothing else the file lies nowhere.
         if chunks.offsets.iter().all(|offset| *offset != NULL_ADDR) {

@@ -18,6 +18,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::time::Instant;
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom as Whence, StatxFlags};
 
@@ -39,6 +40,9 @@ const HOLES_FROM: u64 = 64 << 10;
 /// Pieces a file with holes may have; what comes after them counts as one.
 const SEGMENTS_MAX: usize = 1 << 20;
 
+/// Names or pieces between two looks at the clock.
+const LOOK_EVERY: usize = 1024;
+
 const OPEN_DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 /// A pipe that took a file's place must not be waited for.
@@ -52,10 +56,9 @@ pub(super) struct Failed {
 }
 
 /// What was taken in.
+#[derive(Default)]
 pub(super) struct Taken {
     pub(super) tree: Tree,
-    /// Files for the next pack's table: their blobs have the tree's numbers.
-    pub(super) kept: HashMap<u64, Kept>,
     /// The newest change time met.
     pub(super) last_change: Timestamp,
     /// What rules left out.
@@ -77,14 +80,19 @@ struct Frame {
     left_out: Option<usize>,
 }
 
+/// Where content goes, and the files that have gone there, whose blobs have the tree's numbers.
+pub(super) type Contents<'a, 's> = (&'a mut BlobWriter<'s>, &'a mut HashMap<u64, Kept>);
+
 pub(super) struct Intake<'a, 's> {
     pub(super) source: Source,
     pub(super) limits: ImportLimits,
-    /// Where content goes. None: only names and rules are looked at.
-    pub(super) blob: Option<&'a mut BlobWriter<'s>>,
+    /// None: only names and rules are looked at.
+    pub(super) content: Option<Contents<'a, 's>>,
     pub(super) previous: &'a Previous,
     /// What is left out or must not be there.
     pub(super) rules: &'a Rules,
+    /// By when all must be read.
+    pub(super) until: Option<Instant>,
     /// Told after every piece of content and every entry: entries so far.
     pub(super) tick: &'a mut dyn FnMut(u64),
     pub(super) files: u64,
@@ -94,9 +102,8 @@ pub(super) struct Intake<'a, 's> {
 
 impl Intake<'_, '_> {
     pub(super) fn take(mut self, root: OwnedFd) -> Result<Taken, Failed> {
-        let (tree, left_out) = (Tree::new(), Vec::new());
         let mut walk = Walk {
-            taken: Taken { tree, kept: HashMap::new(), last_change: Timestamp::default(), left_out },
+            taken: Taken::default(),
             links: HashMap::new(),
             frames: Vec::new(),
             tally: Tally::default(),
@@ -115,7 +122,7 @@ impl Intake<'_, '_> {
         let id = walk.taken.tree.root();
         walk.taken.tree.set_attributes(id, attributes);
         walk.seen(&found);
-        let names = names(&root).map_err(here)?;
+        let names = names(&root, self.until).map_err(here)?;
         let identity = (stat.st_dev, stat.st_ino);
         let (name, here) = (c"".to_owned(), self.rules.start());
         walk.frames.push(Frame { id, fd: Some(root), identity, names, name, here, left_out: None });
@@ -135,6 +142,9 @@ impl Intake<'_, '_> {
             return Err(EntryProblem::TooManyFiles { max: self.limits.max_files });
         }
         (self.tick)(self.files);
+        if is_over(self.until) {
+            return Err(EntryProblem::Late);
+        }
         let Some(Frame { id: parent, fd: Some(dir), identity, here, left_out, .. }) = walk.frames.last()
         else {
             return Err(EntryProblem::Changed);
@@ -159,9 +169,7 @@ impl Intake<'_, '_> {
         }
         let content = match found.kind {
             FileType::Directory => Content::directory(),
-            FileType::RegularFile => {
-                Content::File(self.file(dir, name, &found, is_plain, &mut walk.taken.kept)?)
-            }
+            FileType::RegularFile => Content::File(self.file(dir, name, &found, is_plain)?),
             FileType::Symlink => {
                 let target = rustix::fs::readlinkat(dir, name, Vec::new()).map_err(unreadable)?;
                 self.spend(target.as_bytes().len())?;
@@ -183,7 +191,7 @@ impl Intake<'_, '_> {
         walk.seen(&found);
         let id = walk.taken.tree.insert(parent, name.to_bytes(), attributes, content);
         match fd {
-            Some(fd) => walk.down(id, fd, name, &found, (here, None))?,
+            Some(fd) => walk.down(id, (fd, self.until), name, &found, (here, None))?,
             None if found.links > 1 => drop(walk.links.insert(found.ino, id)),
             None => {}
         }
@@ -212,13 +220,13 @@ impl Intake<'_, '_> {
         };
         if found.kind == FileType::Directory && found.device == identity.0 {
             let fd = open_directory(dir, name)?;
-            walk.down(walk.taken.tree.root(), fd, name, found, (Here::default(), Some(rule)))?;
+            walk.down(walk.taken.tree.root(), (fd, self.until), name, found, (Here::default(), Some(rule)))?;
         }
         Ok(())
     }
 
     fn attributes(&mut self, dir: &OwnedFd, name: &CStr, found: &Found) -> Result<Attributes, EntryProblem> {
-        if self.blob.is_none() {
+        if self.content.is_none() {
             return Ok(Attributes::default());
         }
         let known = self.previous.find(found.ino, &found.stamp);
@@ -243,16 +251,20 @@ impl Intake<'_, '_> {
         name: &CStr,
         found: &Found,
         is_plain: bool,
-        kept: &mut HashMap<u64, Kept>,
     ) -> Result<FileData, EntryProblem> {
         let size = found.stamp.size;
-        let Some(writer) = self.blob.as_deref_mut().filter(|_| size > 0) else {
+        let Some((writer, read)) = self.content.as_mut().filter(|_| size > 0) else {
             return Ok(FileData::empty());
         };
+        // Of an upper directory alone: it is of one file system, in which an inode number names one file.
+        let known = read.get(&found.ino).filter(|_| self.source == Source::Upper);
+        if let Some(known) = known.filter(|known| known.stamp == found.stamp) {
+            return Ok(known.data.clone());
+        }
         if let Some((blob, old)) = self.previous.find(found.ino, &found.stamp)
             && let Some(data) = writer.reuse(blob, &old.data, old.hash)
         {
-            kept.insert(found.ino, Kept { data: data.clone(), ..old.clone() });
+            read.insert(found.ino, Kept { data: data.clone(), ..old.clone() });
             return Ok(data);
         }
         let fd = rustix::fs::openat(dir, name, OPEN_FILE, Mode::empty()).map_err(unreadable)?;
@@ -262,8 +274,7 @@ impl Intake<'_, '_> {
             return Err(EntryProblem::Changed);
         }
         let holes = size >= HOLES_FROM && now.blocks().saturating_mul(512) < size;
-        let segments =
-            if holes { segments(&file, size).map_err(EntryProblem::Unreadable)? } else { Vec::new() };
+        let segments = if holes { segments(&file, size, self.until).map_err(not_read)? } else { Vec::new() };
         let is_dense = !holes || segments.iter().any(|segment| segment.len == size);
         let stored = if is_dense { size } else { segments.iter().map(|segment| segment.len).sum() };
         self.bytes = self.bytes.saturating_add(stored);
@@ -271,17 +282,20 @@ impl Intake<'_, '_> {
         let Some(room) = self.limits.max_bytes.checked_sub(self.bytes) else { return Err(over) };
         let files = self.files;
         let mut tick = |_| (self.tick)(files);
+        let until = self.until;
         let appended = if is_dense {
             file.seek(SeekFrom::Start(0)).map_err(EntryProblem::Unreadable)?;
+            let mut file = InTime { source: file, until };
             writer.append_hashed(&mut file, size, &mut tick).map(|(data, hash)| (data, Some(hash)))
         } else {
-            let mut pieces = Pieces { file: &file, segments: segments.iter(), left: 0 };
+            let pieces = Pieces { file: &file, segments: segments.iter(), left: 0 };
+            let mut pieces = InTime { source: pieces, until };
             writer
                 .append_sparse(&mut pieces, size, &segments, room + stored, &mut tick)
                 .map(|data| (data, None))
         };
         let (data, hash) = appended.map_err(|error| match error {
-            AppendError::Read(e) => EntryProblem::Unreadable(e),
+            AppendError::Read(e) => not_read(e),
             AppendError::Short { .. } | AppendError::BadSegments => EntryProblem::Changed,
             AppendError::Write(e) => EntryProblem::write(writer.path(), e),
             AppendError::TooLarge => EntryProblem::ImageTooLarge,
@@ -289,7 +303,7 @@ impl Intake<'_, '_> {
             AppendError::Pack(source) => EntryProblem::Pack { source },
         })?;
         if data.device > 0 {
-            kept.insert(found.ino, Kept { stamp: found.stamp, hash, data: data.clone(), is_plain });
+            read.insert(found.ino, Kept { stamp: found.stamp, hash, data: data.clone(), is_plain });
         }
         Ok(data)
     }
@@ -324,7 +338,7 @@ impl Walk {
     fn down(
         &mut self,
         id: InodeId,
-        fd: OwnedFd,
+        (fd, until): (OwnedFd, Option<Instant>),
         name: &CStr,
         found: &Found,
         (here, left_out): (Here, Option<usize>),
@@ -333,7 +347,7 @@ impl Walk {
         if stat.st_ino != found.ino {
             return Err(EntryProblem::Changed);
         }
-        let names = names(&fd)?;
+        let names = names(&fd, until)?;
         if let Some(far) = self.frames.len().checked_sub(OPEN_MAX) {
             self.frames[far].fd = None;
         }
@@ -418,9 +432,12 @@ impl Found {
 }
 
 /// The names in a directory, in byte order.
-fn names(dir: &OwnedFd) -> Result<std::vec::IntoIter<CString>, EntryProblem> {
+fn names(dir: &OwnedFd, until: Option<Instant>) -> Result<std::vec::IntoIter<CString>, EntryProblem> {
     let mut names = Vec::new();
     for entry in rustix::fs::Dir::read_from(dir).map_err(unreadable)? {
+        if names.len() % LOOK_EVERY == LOOK_EVERY - 1 && is_over(until) {
+            return Err(EntryProblem::Late);
+        }
         let entry = entry.map_err(unreadable)?;
         if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
             names.push(entry.file_name().to_owned());
@@ -431,9 +448,12 @@ fn names(dir: &OwnedFd) -> Result<std::vec::IntoIter<CString>, EntryProblem> {
 }
 
 /// Where a file has content.
-fn segments(file: &File, size: u64) -> io::Result<Vec<Segment>> {
+fn segments(file: &File, size: u64, until: Option<Instant>) -> io::Result<Vec<Segment>> {
     let (mut segments, mut at) = (Vec::new(), 0);
     while at < size {
+        if segments.len() % LOOK_EVERY == LOOK_EVERY - 1 && is_over(until) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
         let start = match rustix::fs::seek(file, Whence::Data(at)) {
             Ok(start) => start.min(size),
             // No more content.
@@ -471,6 +491,29 @@ impl Read for Pieces<'_> {
         self.left -= got as u64;
         Ok(got)
     }
+}
+
+/// Reads until it is time to stop.
+struct InTime<R> {
+    source: R,
+    until: Option<Instant>,
+}
+
+impl<R: Read> Read for InTime<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if is_over(self.until) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.source.read(buffer)
+    }
+}
+
+fn is_over(until: Option<Instant>) -> bool {
+    until.is_some_and(|until| Instant::now() >= until)
+}
+
+fn not_read(error: io::Error) -> EntryProblem {
+    if error.kind() == io::ErrorKind::TimedOut { EntryProblem::Late } else { EntryProblem::Unreadable(error) }
 }
 
 fn unreadable(errno: rustix::io::Errno) -> EntryProblem {

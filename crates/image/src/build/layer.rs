@@ -1,8 +1,10 @@
 //! The ways to make a layer.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::time::Instant;
 
 use crate::config::ImageConfig;
 use crate::erofs::{AppendError, BlobRef, Content, LayerTree, Timestamp, Tree};
@@ -12,10 +14,10 @@ use crate::limits::{ImportLimits, ImportPhase, ImportProgress};
 
 use super::attributes::Source;
 use super::blob::{BlobWriter, BuiltBlob, Written};
-use super::directory::{Failed, Intake, Taken};
+use super::directory::{Contents, Failed, Intake, Taken};
 use super::files::{Donors, FileIndex};
 use super::pack::PackSink;
-use super::previous::Previous;
+use super::previous::{Kept, Previous};
 use super::rules::{LeftOut, Rules};
 
 /// Entries of a directory between two reports of progress.
@@ -131,11 +133,15 @@ pub fn from_directory(
         previous: &Previous::default(),
         rules: &Rules::default(),
         moment: Timestamp::default(),
+        until: None,
     };
-    directory(&upper, Source::Plain, limits, workshop).map(|packed| packed.built)
+    let Workshop { blob_path, donors, sink, progress } = workshop;
+    let mut reader = UpperReader::begin(blob_path, donors, sink)?;
+    reader.take(&upper, Source::Plain, limits, progress)?;
+    reader.finish().map(|packed| packed.built)
 }
 
-/// The upper directory of an overlay that stands still: of a snapshot, or of a sandbox that does not run.
+/// The upper directory of an overlay that stands still: of a snapshot, or of a sandbox none of whose processes runs.
 pub struct Upper<'a> {
     /// Where it is.
     pub path: &'a Path,
@@ -145,6 +151,8 @@ pub struct Upper<'a> {
     pub rules: &'a Rules,
     /// When nothing in it has changed any more, by the clock that dates its files; the earliest time if it is not known.
     pub moment: Timestamp,
+    /// By when all of it must be read, if it does not stand still for long.
+    pub until: Option<Instant>,
 }
 
 /// A layer made of an upper directory.
@@ -163,58 +171,87 @@ pub struct PackedUpper {
 ///
 /// A directory that was renamed points at its old place; [`super::resolve_redirects`] must be used, with the merged
 /// layers below, before the layer is kept.
-///
-/// # Errors
-/// [`ImportError`]; its `Entry` with [`crate::EntryProblem::Denied`] if a rule denies what is there.
-pub fn from_upper(
-    upper: &Upper<'_>,
-    limits: &ImportLimits,
-    workshop: Workshop<'_>,
-) -> Result<PackedUpper, ImportError> {
-    directory(upper, Source::Upper, limits, workshop)
+pub struct UpperReader<'s> {
+    writer: BlobWriter<'s>,
+    /// Files that have been read.
+    read: HashMap<u64, Kept>,
+    taken: Taken,
+    moment: Timestamp,
+}
+
+impl<'s> UpperReader<'s> {
+    /// Begins a blob at `blob_path`, where nothing must be yet. Content that `donors` have is not stored again; packs go to
+    /// `sink`.
+    ///
+    /// # Errors
+    /// [`ImportError`]
+    pub fn begin(blob_path: &Path, donors: Donors, sink: &'s mut dyn PackSink) -> Result<Self, ImportError> {
+        let writer = writer(blob_path, donors, sink)?;
+        Ok(Self { writer, read: HashMap::new(), taken: Taken::default(), moment: Timestamp::default() })
+    }
+
+    /// Reads all of it; afterwards the directory is needed no more. After an error it may be read again, at another place
+    /// too, if it has not changed: files that have been read are known.
+    ///
+    /// # Errors
+    /// [`ImportError`]; its `Entry` with [`crate::EntryProblem::Denied`] if a rule denies what is there, with
+    /// [`crate::EntryProblem::Late`] if time ran out.
+    pub fn read(&mut self, upper: &Upper<'_>, limits: &ImportLimits) -> Result<(), ImportError> {
+        self.take(upper, Source::Upper, limits, &mut |_| ())
+    }
+
+    fn take(
+        &mut self,
+        upper: &Upper<'_>,
+        kind: Source,
+        limits: &ImportLimits,
+        progress: &mut dyn FnMut(ImportProgress),
+    ) -> Result<(), ImportError> {
+        let mut told = 0;
+        let mut tick = |files| {
+            // A directory's size is not known before all of it has been seen.
+            if files >= told + REPORT_EVERY {
+                told = files;
+                progress(ImportProgress {
+                    phase: ImportPhase::Reading,
+                    source_bytes: 0,
+                    source_bytes_total: 0,
+                    files,
+                });
+            }
+        };
+        self.writer.hurry(upper.until.is_some());
+        let content = Some((&mut self.writer, &mut self.read));
+        self.taken = intake(upper, kind, limits, content, &mut tick)?;
+        self.moment = upper.moment;
+        Ok(())
+    }
+
+    /// Packs what is still to be packed.
+    ///
+    /// # Errors
+    /// [`ImportError`]
+    pub fn finish(self) -> Result<PackedUpper, ImportError> {
+        let Taken { tree, last_change, left_out } = self.taken;
+        let (built, blobs) = finish(tree, self.writer)?;
+        let previous = Previous::new(blobs, self.read, last_change.max(self.moment));
+        Ok(PackedUpper { built, previous, left_out })
+    }
 }
 
 /// Looks at names alone for what rules deny, so that nothing of what would be refused is stored.
 ///
 /// # Errors
-/// As [`from_upper`].
+/// As [`UpperReader::read`].
 pub fn look_for_denied(upper: &Upper<'_>, limits: &ImportLimits) -> Result<(), ImportError> {
     intake(upper, Source::Upper, limits, None, &mut |_| ()).map(drop)
-}
-
-fn directory(
-    upper: &Upper<'_>,
-    kind: Source,
-    limits: &ImportLimits,
-    workshop: Workshop<'_>,
-) -> Result<PackedUpper, ImportError> {
-    let Workshop { blob_path, donors, sink, progress } = workshop;
-    let mut writer = writer(blob_path, donors, sink)?;
-    let mut told = 0;
-    let mut tick = |files| {
-        // A directory's size is not known before all of it has been seen.
-        if files >= told + REPORT_EVERY {
-            told = files;
-            progress(ImportProgress {
-                phase: ImportPhase::Reading,
-                source_bytes: 0,
-                source_bytes_total: 0,
-                files,
-            });
-        }
-    };
-    let taken = intake(upper, kind, limits, Some(&mut writer), &mut tick)?;
-    let Taken { tree, kept, last_change, left_out } = taken;
-    let (built, blobs) = finish(tree, writer)?;
-    let previous = Previous::new(blobs, kept, last_change.max(upper.moment));
-    Ok(PackedUpper { built, previous, left_out })
 }
 
 fn intake(
     upper: &Upper<'_>,
     source: Source,
     limits: &ImportLimits,
-    blob: Option<&mut BlobWriter<'_>>,
+    content: Option<Contents<'_, '_>>,
     tick: &mut dyn FnMut(u64),
 ) -> Result<Taken, ImportError> {
     let unreadable = |e| ImportError::Source { path: upper.path.to_owned(), source: e };
@@ -223,9 +260,10 @@ fn intake(
         let found = "is no directory";
         return Err(ImportError::NotAnArchive { path: upper.path.to_owned(), found });
     }
-    let Upper { previous, rules, .. } = upper;
+    let Upper { previous, rules, until, .. } = *upper;
     let (limits, files, bytes, metadata_bytes) = (*limits, 0, 0, 0);
-    let intake = Intake { source, limits, blob, previous, rules, tick, files, bytes, metadata_bytes };
+    let intake =
+        Intake { source, limits, content, previous, rules, until, tick, files, bytes, metadata_bytes };
     intake.take(OwnedFd::from(root)).map_err(|Failed { entry, problem }| ImportError::Entry {
         archive: upper.path.display().to_string(),
         entry,

@@ -32,7 +32,7 @@ pub use export::oci_form;
 pub use files::{Donors, FileIndex, FileIndexError, FilePlace};
 pub use glob::{Glob, GlobError};
 pub use layer::{
-    ArchiveSource, BuiltLayer, LayerSource, PackedUpper, Upper, Workshop, from_directory, from_upper,
+    ArchiveSource, BuiltLayer, LayerSource, PackedUpper, Upper, UpperReader, Workshop, from_directory,
     look_for_denied,
 };
 pub use layout::OciLayout;

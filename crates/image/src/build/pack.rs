@@ -5,9 +5,11 @@
 //! ```
 //!
 //! Groups are read back from the file, where they have just been written and so are in memory, instead of being passed
-//! on: that way content can be taken back until it is settled, and nothing is held twice.
+//! on: that way content can be taken back until it is settled, nothing is held twice, and the writer need not wait for the
+//! threads. How far it may be before them is bounded unless it is in a hurry, so that what they read is still in memory. One core
+//! is left to the writer, which compresses too when it is far before them, and once all is written.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -21,8 +23,13 @@ use crate::layer::{BlobIndex, Digest, GROUP_SIZE, GroupRef, PACK_SIZE_MAX, PackI
 const ZSTD_LEVEL: i32 = 3;
 /// Most threads that compress; more outrun what hands content over.
 const THREADS_MAX: usize = 8;
-/// Groups given out a thread before the writer waits for them: enough that no thread is idle.
-const GROUPS_AHEAD: u64 = 8;
+/// Groups given out a thread: enough that no thread is idle, and few enough that what comes back is little.
+const GROUPS_AHEAD: u64 = 4;
+/// Groups that the writer may be before the threads, 256 MiB of page cache.
+const GROUPS_BEHIND_MAX: u64 = 1024;
+
+/// Bytes of packs that wait for the sink while the writer is in a hurry.
+const READY_MAX: usize = 32 << 20;
 
 /// Where finished packs go.
 pub trait PackSink {
@@ -36,6 +43,11 @@ pub trait PackSink {
     fn level(&self) -> i32 {
         ZSTD_LEVEL
     }
+
+    /// How long packs become, at most [`PACK_SIZE_MAX`] bytes. Asked once a blob.
+    fn pack_size(&self) -> u32 {
+        PACK_SIZE_MAX
+    }
 }
 
 /// A group on its way back.
@@ -47,6 +59,10 @@ struct Done {
 /// Makes packs of the groups of a file.
 pub(crate) struct Packer<'s> {
     sink: &'s mut dyn PackSink,
+    file: Arc<File>,
+    level: i32,
+    compressor: Option<zstd::bulk::Compressor<'static>>,
+    pack_size: usize,
     work: Option<Sender<(u64, u64)>>,
     done: Receiver<Done>,
     threads: Vec<JoinHandle<()>>,
@@ -56,6 +72,9 @@ pub(crate) struct Packer<'s> {
     /// Groups that came back before an earlier one.
     early: BTreeMap<u64, Done>,
     pack: Vec<u8>,
+    /// Packs that the sink has not been given yet.
+    ready: VecDeque<(PackId, Vec<u8>)>,
+    is_hurried: bool,
     packs: Vec<PackRef>,
     groups: Vec<GroupRef>,
 }
@@ -65,8 +84,9 @@ impl<'s> Packer<'s> {
         let (work, todo) = channel();
         let (send, done) = channel();
         let (file, todo) = (Arc::new(file), Arc::new(Mutex::new(todo)));
-        let level = sink.level();
-        let count = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
+        let (level, pack_size) = (sink.level(), sink.pack_size().min(PACK_SIZE_MAX) as usize);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let count = (cores - 1).clamp(1, THREADS_MAX);
         let threads = (0..count).map(|_| {
             let (file, todo, send) = (Arc::clone(&file), Arc::clone(&todo), send.clone());
             std::thread::Builder::new()
@@ -76,6 +96,10 @@ impl<'s> Packer<'s> {
         let threads = threads.collect::<io::Result<_>>()?;
         Ok(Self {
             sink,
+            file,
+            level,
+            compressor: None,
+            pack_size,
             work: Some(work),
             done,
             threads,
@@ -83,37 +107,69 @@ impl<'s> Packer<'s> {
             packed: 0,
             early: BTreeMap::new(),
             pack: Vec::new(),
+            ready: VecDeque::new(),
+            is_hurried: false,
             packs: Vec::new(),
             groups: Vec::new(),
         })
     }
 
-    /// Says that the first `size` bytes of the file are there and stay as they are.
+    /// Whether the writer must not be held up, by the sink nor by work that threads can do.
+    pub(crate) fn hurry(&mut self, is_hurried: bool) {
+        self.is_hurried = is_hurried;
+    }
+
+    /// Says that the first `size` bytes of the file are there and stay as they are. While the threads are far behind, their
+    /// work is done here.
     pub(crate) fn settled(&mut self, size: u64) -> io::Result<()> {
-        while (self.given + 1) * GROUP_SIZE <= size {
-            self.give(GROUP_SIZE)?;
+        let groups = size / GROUP_SIZE;
+        while self.given < groups {
+            self.take_what_is_done()?;
+            if !self.is_hurried {
+                self.send_ready()?;
+            }
+            if self.ready.len() * self.pack_size >= READY_MAX {
+                break;
+            } else if self.given - self.packed < self.ahead() {
+                self.give(GROUP_SIZE)?;
+            } else if groups - self.packed >= GROUPS_BEHIND_MAX && !self.is_hurried {
+                self.compress_here(GROUP_SIZE)?;
+            } else {
+                break;
+            }
         }
         Ok(())
     }
 
     /// Packs the rest of the file, which has `size` bytes.
     pub(crate) fn finish(mut self, size: u64) -> io::Result<BlobIndex> {
-        self.settled(size)?;
-        if size > self.given * GROUP_SIZE {
-            self.give(size - self.given * GROUP_SIZE)?;
+        while self.given * GROUP_SIZE < size {
+            self.take_what_is_done()?;
+            self.send_ready()?;
+            let len = (size - self.given * GROUP_SIZE).min(GROUP_SIZE);
+            if self.given - self.packed < self.ahead() {
+                self.give(len)?;
+            } else if self.early.len() as u64 > self.ahead() {
+                self.take()?;
+            } else {
+                self.compress_here(len)?;
+            }
         }
         while self.packed < self.given {
             self.take()?;
         }
-        self.close_pack()?;
+        self.close_pack();
+        self.send_ready()?;
         let (packs, groups) = (std::mem::take(&mut self.packs), std::mem::take(&mut self.groups));
         BlobIndex::new(size, packs, groups).map_err(io::Error::other)
     }
 
+    /// Groups that are out at most.
+    fn ahead(&self) -> u64 {
+        GROUPS_AHEAD * self.threads.len() as u64
+    }
+
     fn give(&mut self, len: u64) -> io::Result<()> {
-        while self.given - self.packed >= GROUPS_AHEAD * self.threads.len() as u64 {
-            self.take()?;
-        }
         let sent = self.work.as_ref().is_some_and(|work| work.send((self.given, len)).is_ok());
         if !sent {
             return Err(threads_gone());
@@ -125,11 +181,30 @@ impl<'s> Packer<'s> {
     /// Waits for one group, and packs what is next in order.
     fn take(&mut self) -> io::Result<()> {
         let done = self.done.recv().map_err(|_| threads_gone())?;
+        self.place(done)
+    }
+
+    fn take_what_is_done(&mut self) -> io::Result<()> {
+        while let Ok(done) = self.done.try_recv() {
+            self.place(done)?;
+        }
+        Ok(())
+    }
+
+    /// Does the next group on this thread.
+    fn compress_here(&mut self, len: u64) -> io::Result<()> {
+        let number = self.given;
+        self.given += 1;
+        let result = compress(&self.file, self.level, number, len, &mut self.compressor);
+        self.place(Done { number, result })
+    }
+
+    fn place(&mut self, done: Done) -> io::Result<()> {
         self.early.insert(done.number, done);
         while let Some(done) = self.early.remove(&self.packed) {
             let (hash, bytes) = done.result?;
-            if self.pack.len() + bytes.len() > PACK_SIZE_MAX as usize {
-                self.close_pack()?;
+            if self.pack.len() + bytes.len() > self.pack_size {
+                self.close_pack();
             }
             let (pack, offset) = (self.packs.len() as u32, self.pack.len() as u32);
             self.groups.push(GroupRef { hash, pack, offset, stored: bytes.len() as u32 });
@@ -139,14 +214,21 @@ impl<'s> Packer<'s> {
         Ok(())
     }
 
-    fn close_pack(&mut self) -> io::Result<()> {
+    fn close_pack(&mut self) {
         if self.pack.is_empty() {
-            return Ok(());
+            return;
         }
         let bytes = std::mem::take(&mut self.pack);
         let id = PackId(Digest::of(&bytes));
         self.packs.push(PackRef { id, size: bytes.len() as u32 });
-        self.sink.pack(id, bytes)
+        self.ready.push_back((id, bytes));
+    }
+
+    fn send_ready(&mut self) -> io::Result<()> {
+        while let Some((id, bytes)) = self.ready.pop_front() {
+            self.sink.pack(id, bytes)?;
+        }
+        Ok(())
     }
 }
 

@@ -11,12 +11,16 @@
 //! What somebody holds is worked out at every use, not when it is given: who takes something from a grantor or a project takes it
 //! from all that came of it, in the same moment.
 
+mod ledger;
 mod permissions;
 mod policy;
 mod project;
 mod quota;
+mod scope;
 
+pub use ledger::{Ledger, Outcome, Share, Ticket};
 pub use permissions::{Permission, Permissions, Role};
 pub use policy::{Grant, GrantId, Grantor, IdentityId, NotHeld, Policy};
 pub use project::{ProjectError, ProjectPath};
-pub use quota::{Exceeded, Quota, QuotaTree, Resource};
+pub use quota::{Amounts, Backend, Counted, Exceeded, Resource, add, amounts_of, subtract};
+pub use scope::Scope;

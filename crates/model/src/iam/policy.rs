@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::permissions::{Permission, Permissions};
 use super::project::ProjectPath;
+use super::scope::Scope;
 
 /// A person, a service or an agent. Never used again once it is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -47,13 +48,21 @@ pub struct NotHeld {
     pub missing: Permissions,
 }
 
+/// What a grant counts for.
+#[derive(Debug, Clone)]
+struct Counting {
+    of: GrantId,
+    project: ProjectPath,
+    permissions: Permissions,
+}
+
 /// All grants, and what projects allow at most.
 #[derive(Debug, Clone, Default)]
 pub struct Policy {
     grants: BTreeMap<GrantId, Grant>,
     ceilings: BTreeMap<ProjectPath, Permissions>,
     /// What each grant counts for, by who has it. Follows from the others, and is worked out when they change.
-    counting: HashMap<IdentityId, Vec<(ProjectPath, Permissions)>>,
+    counting: HashMap<IdentityId, Vec<Counting>>,
 }
 
 impl Policy {
@@ -75,23 +84,55 @@ impl Policy {
     pub fn held(&self, identity: IdentityId, project: &ProjectPath) -> Permissions {
         let counting = self.counting.get(&identity).into_iter().flatten();
         let held = counting
-            .filter(|(granted_in, _)| project.is_within(granted_in))
-            .fold(Permissions::NONE, |held, (_, permissions)| held | *permissions);
+            .filter(|grant| project.is_within(&grant.project))
+            .fold(Permissions::NONE, |held, grant| held | grant.permissions);
         held & self.ceiling(project)
+    }
+
+    /// Where an identity may do something now.
+    pub fn scope(&self, identity: IdentityId, permission: Permission) -> Scope {
+        let counting = self.counting.get(&identity).into_iter().flatten();
+        let within = counting.filter(|grant| grant.permissions.has(permission));
+        let cut = self.ceilings.iter().filter(|(_, ceiling)| !ceiling.has(permission));
+        Scope::new(
+            within.map(|grant| grant.project.clone()).collect(),
+            cut.map(|(project, _)| project.clone()).collect(),
+        )
+    }
+
+    /// All that an identity holds anywhere, by where it was given: what somebody must hold to act as it.
+    pub fn holdings(&self, identity: IdentityId) -> impl Iterator<Item = (&ProjectPath, Permissions)> {
+        let counting = self.counting.get(&identity).into_iter().flatten();
+        counting.map(|grant| (&grant.project, grant.permissions & self.ceiling(&grant.project)))
+    }
+
+    /// What a grant counts for now.
+    pub fn counts_for(&self, id: GrantId) -> Permissions {
+        let to = self.grants.get(&id).and_then(|grant| self.counting.get(&grant.to));
+        let counting = to.into_iter().flatten().find(|counting| counting.of == id);
+        counting.map_or(Permissions::NONE, |grant| grant.permissions & self.ceiling(&grant.project))
     }
 
     /// Works out what each grant counts for, the oldest first, so that each rests on older ones only. Two who gave each other
     /// something would otherwise hold each other up when the ground is gone from under both.
     fn settle(&mut self) {
         self.counting.clear();
-        for grant in self.grants.values() {
-            let backed = match grant.by {
-                Grantor::Cluster => Permissions::ALL,
-                Grantor::Identity(by) => self.held(by, &grant.project),
-            };
-            let counts = (grant.project.clone(), grant.permissions & backed);
-            self.counting.entry(grant.to).or_default().push(counts);
+        let grants = std::mem::take(&mut self.grants);
+        for (id, grant) in &grants {
+            self.count(*id, grant);
         }
+        self.grants = grants;
+    }
+
+    /// Adds what one grant counts for, after all that are older.
+    fn count(&mut self, id: GrantId, grant: &Grant) {
+        let backed = match grant.by {
+            Grantor::Cluster => Permissions::ALL,
+            Grantor::Identity(by) => self.held(by, &grant.project),
+        };
+        let counting =
+            Counting { of: id, project: grant.project.clone(), permissions: grant.permissions & backed };
+        self.counting.entry(grant.to).or_default().push(counting);
     }
 
     /// What may be held at all in a project: what it and all that it is in allow.
@@ -118,7 +159,7 @@ impl Policy {
         }
     }
 
-    /// Gives something. The number must be greater than all before.
+    /// Gives something.
     ///
     /// # Errors
     /// [`NotHeld`]: the giver does not hold all of it there, or may not give.
@@ -127,10 +168,21 @@ impl Policy {
             let giving = [Permission::IdentityManage].into_iter().collect();
             self.require(by, &grant.project, grant.permissions | giving)?;
         }
-        debug_assert!(self.grants.last_key_value().is_none_or(|(last, _)| *last < id));
-        self.grants.insert(id, grant);
-        self.settle();
+        self.add(id, grant);
         Ok(())
+    }
+
+    /// Adds a grant that was given before, elsewhere. It counts for no more than its giver holds.
+    pub fn add(&mut self, id: GrantId, grant: Grant) {
+        let is_newest = self.grants.last_key_value().is_none_or(|(last, _)| *last < id);
+        if is_newest {
+            // None that is older rests on it.
+            self.count(id, &grant);
+        }
+        self.grants.insert(id, grant);
+        if !is_newest {
+            self.settle();
+        }
     }
 
     /// Takes a grant back, and with it all that rests on it.
@@ -140,9 +192,18 @@ impl Policy {
         grant
     }
 
-    /// Sets what may be held at most in a project and all that are in it.
-    pub fn limit(&mut self, project: ProjectPath, permissions: Permissions) {
-        self.ceilings.insert(project, permissions);
+    /// Takes back all that an identity has, and all that rests on it.
+    pub fn forget(&mut self, identity: IdentityId) {
+        self.grants.retain(|_, grant| grant.to != identity);
+        self.settle();
+    }
+
+    /// Sets what may be held at most in a project and all that are in it; none: whatever what it is in allows.
+    pub fn limit(&mut self, project: ProjectPath, permissions: Option<Permissions>) {
+        match permissions {
+            Some(permissions) => self.ceilings.insert(project, permissions),
+            None => self.ceilings.remove(&project),
+        };
         self.settle();
     }
 }
@@ -206,7 +267,7 @@ mod tests {
         policy.grant(GrantId(3), grant(2, 3, "root/rl/job/a", Role::Runtime.permissions())).unwrap();
         let at = path("root/rl/job/a");
         assert!(policy.held(IdentityId(3), &at).has(Permission::SandboxUse));
-        policy.limit(path("root/rl"), Role::Viewer.permissions());
+        policy.limit(path("root/rl"), Some(Role::Viewer.permissions()));
         assert_eq!(policy.held(IdentityId(3), &at), Role::Viewer.permissions() & Role::Runtime.permissions());
         policy.revoke(GrantId(1)).unwrap();
         assert_eq!(policy.held(IdentityId(3), &at), Permissions::NONE);
@@ -265,7 +326,7 @@ mod tests {
                     Step::Revoke(which) => {
                         policy.revoke(GrantId(1 + which as u64 % next));
                     }
-                    Step::Limit(project, bits) => policy.limit(path(PROJECTS[project]), some(bits)),
+                    Step::Limit(project, bits) => policy.limit(path(PROJECTS[project]), Some(some(bits))),
                 }
                 for identity in 1..6 {
                     for project in PROJECTS {
@@ -273,6 +334,10 @@ mod tests {
                         let most = if path(project).is_within(&path(PROJECTS[at])) { given } else { Permissions::NONE };
                         prop_assert!(most.has_all(held), "{} holds {:?} in {}", identity, held, project);
                         prop_assert!(policy.ceiling(&path(project)).has_all(held));
+                        for permission in Permission::ALL {
+                            let scope = policy.scope(IdentityId(identity), *permission);
+                            prop_assert_eq!(scope.has(&path(project)), held.has(*permission));
+                        }
                     }
                 }
             }

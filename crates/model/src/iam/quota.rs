@@ -1,15 +1,15 @@
-//! How much a project may use. A project's use counts in all that it is in, so the least quota on the way to the root decides.
+//! How much a project may use, by what. A project's use counts in all that it is in, so the least quota on the way to the root decides.
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
 use super::project::ProjectPath;
 
-/// What is counted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+/// What is limited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Resource {
     /// Sandboxes that are not ended.
     Sandboxes,
@@ -19,30 +19,175 @@ pub enum Resource {
     MemoryMib,
     /// Disk they may use, MiB.
     DiskMib,
+    /// Creates within any second.
+    CreatesPerS,
 }
 
-impl fmt::Display for Resource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl Resource {
+    /// All there are.
+    pub const ALL: [Self; 5] =
+        [Self::Sandboxes, Self::CpuMillis, Self::MemoryMib, Self::DiskMib, Self::CreatesPerS];
+
+    /// Its name on the wire.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Sandboxes => "sandboxes",
+            Self::CpuMillis => "cpu_millis",
+            Self::MemoryMib => "memory_mib",
+            Self::DiskMib => "disk_mib",
+            Self::CreatesPerS => "creates_per_s",
+        }
+    }
+
+    fn what(self) -> &'static str {
+        match self {
             Self::Sandboxes => "sandboxes",
             Self::CpuMillis => "thousandths of a core",
             Self::MemoryMib => "MiB of memory",
             Self::DiskMib => "MiB of disk",
-        })
+            Self::CreatesPerS => "creates a second",
+        }
     }
 }
 
-/// Amounts by resource. As a quota, what is not in it is not limited.
-pub type Quota = BTreeMap<Resource, u64>;
+/// What runs a sandbox, where a quota is for one kind of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Backend {
+    /// Containers.
+    Container,
+    /// MicroVMs.
+    MicroVm,
+    /// Full VMs.
+    Vm,
+    /// Functions.
+    FnCall,
+}
+
+impl Backend {
+    /// All there are.
+    pub const ALL: [Self; 4] = [Self::Container, Self::MicroVm, Self::Vm, Self::FnCall];
+
+    /// Its name on the wire.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Container => "container",
+            Self::MicroVm => "microvm",
+            Self::Vm => "vm",
+            Self::FnCall => "fncall",
+        }
+    }
+}
+
+/// One thing that is counted: a resource, of all sandboxes or of those of one backend. As text `memory_mib` or `container.memory_mib`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Counted {
+    /// Of what.
+    pub resource: Resource,
+    /// Of which sandboxes; none: of all.
+    pub backend: Option<Backend>,
+}
+
+impl From<Resource> for Counted {
+    fn from(resource: Resource) -> Self {
+        Self { resource, backend: None }
+    }
+}
+
+impl fmt::Display for Counted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(backend) = self.backend {
+            write!(f, "{}.", backend.as_str())?;
+        }
+        f.write_str(self.resource.as_str())
+    }
+}
+
+impl FromStr for Counted {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (backend, resource) = match text.split_once('.') {
+            Some((backend, resource)) => (Some(backend), resource),
+            None => (None, text),
+        };
+        let backend =
+            backend.map(|name| Backend::ALL.into_iter().find(|it| it.as_str() == name).ok_or(())).transpose();
+        let resource = Resource::ALL.into_iter().find(|it| it.as_str() == resource);
+        match (backend, resource) {
+            (Ok(backend), Some(resource)) => Ok(Self { resource, backend }),
+            _ => Err(format!("{text:?} is nothing that a quota counts: {}", Self::FORM)),
+        }
+    }
+}
+
+impl Counted {
+    /// What its text looks like.
+    const FORM: &str = "it must be sandboxes, cpu_millis, memory_mib, disk_mib or creates_per_s, of one backend with its name and a dot before it, such as container.sandboxes";
+
+    /// For people: what an amount of it is of.
+    fn what(self) -> String {
+        match self.backend {
+            Some(backend) => format!("{} in {}s", self.resource.what(), backend.as_str()),
+            None => self.resource.what().to_owned(),
+        }
+    }
+}
+
+impl TryFrom<String> for Counted {
+    type Error = String;
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<Counted> for String {
+    fn from(counted: Counted) -> Self {
+        counted.to_string()
+    }
+}
+
+/// Amounts by what they are of. As a quota, what is not in it is not limited.
+pub type Amounts = BTreeMap<Counted, u64>;
+
+/// What a sandbox counts for, in all and of its backend.
+pub fn amounts_of(backend: Option<Backend>, each: impl IntoIterator<Item = (Resource, u64)>) -> Amounts {
+    let mut amounts = Amounts::new();
+    for (resource, amount) in each {
+        amounts.insert(resource.into(), amount);
+        if backend.is_some() {
+            amounts.insert(Counted { resource, backend }, amount);
+        }
+    }
+    amounts
+}
+
+/// Adds amounts to others.
+pub fn add(to: &mut Amounts, more: &Amounts) {
+    for (counted, amount) in more {
+        let now = to.entry(*counted).or_default();
+        *now = now.saturating_add(*amount);
+    }
+}
+
+/// Takes amounts from others. What is nothing then is not in it.
+pub fn subtract(from: &mut Amounts, less: &Amounts) {
+    for (counted, amount) in less {
+        if let Some(now) = from.get_mut(counted) {
+            *now = now.saturating_sub(*amount);
+        }
+    }
+    from.retain(|_, now| *now > 0);
+}
 
 /// There is no room in a project's quota, or in that of one it is in.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{project} may use {most} {resource}; {used} are used and {wanted} more are wanted")]
+#[error("{project} may use {most} {}; {used} are used and {wanted} more are wanted", .counted.what())]
 pub struct Exceeded {
     /// Whose quota.
     pub project: ProjectPath,
     /// Of what.
-    pub resource: Resource,
+    pub counted: Counted,
     /// Its quota.
     pub most: u64,
     /// What is used of it.
@@ -51,154 +196,35 @@ pub struct Exceeded {
     pub wanted: u64,
 }
 
-/// Quotas and use of all projects.
-#[derive(Debug, Clone, Default)]
-pub struct QuotaTree {
-    quotas: BTreeMap<ProjectPath, Quota>,
-    used: BTreeMap<ProjectPath, Quota>,
-}
-
-impl QuotaTree {
-    /// Sets a project's quota. One below what is used stops new use and takes nothing away.
-    pub fn set(&mut self, project: ProjectPath, quota: Quota) {
-        self.quotas.insert(project, quota);
-    }
-
-    /// Takes all of it in a project and in all that it is in, or nothing.
-    ///
-    /// # Errors
-    /// The first quota that has no room, from the project upwards.
-    pub fn take(&mut self, project: &ProjectPath, wanted: &Quota) -> Result<(), Exceeded> {
-        for above in project.upwards() {
-            let Some(quota) = self.quotas.get(&above) else { continue };
-            for (&resource, &wanted) in wanted {
-                let (most, used) = (amount(Some(quota), resource), self.used(&above, resource));
-                if let Some(most) = most
-                    && used.saturating_add(wanted) > most
-                {
-                    return Err(Exceeded { project: above, resource, most, used, wanted });
-                }
-            }
-        }
-        for above in project.upwards() {
-            let used = self.used.entry(above).or_default();
-            for (&resource, &wanted) in wanted {
-                let now = used.entry(resource).or_default();
-                *now = now.saturating_add(wanted);
-            }
-        }
-        Ok(())
-    }
-
-    /// Gives back what was taken.
-    pub fn give_back(&mut self, project: &ProjectPath, amounts: &Quota) {
-        for above in project.upwards() {
-            let Some(used) = self.used.get_mut(&above) else { continue };
-            for (resource, amount) in amounts {
-                if let Some(now) = used.get_mut(resource) {
-                    *now = now.saturating_sub(*amount);
-                }
-            }
-            used.retain(|_, now| *now > 0);
-            if used.is_empty() {
-                self.used.remove(&above);
-            }
-        }
-    }
-
-    /// What a project and all that are in it use.
-    pub fn used(&self, project: &ProjectPath, resource: Resource) -> u64 {
-        amount(self.used.get(project), resource).unwrap_or(0)
-    }
-
-    /// What a project could still take: the least that is left on the way to the root. None: not limited.
-    pub fn left(&self, project: &ProjectPath, resource: Resource) -> Option<u64> {
-        project
-            .upwards()
-            .filter_map(|above| {
-                let most = amount(self.quotas.get(&above), resource)?;
-                Some(most.saturating_sub(self.used(&above, resource)))
-            })
-            .min()
-    }
-}
-
-fn amount(amounts: Option<&Quota>, resource: Resource) -> Option<u64> {
-    amounts?.get(&resource).copied()
-}
-
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
 
-    fn path(text: &str) -> ProjectPath {
-        text.parse().unwrap()
-    }
-
-    fn sandboxes(count: u64) -> Quota {
-        Quota::from([(Resource::Sandboxes, count)])
-    }
-
     #[test]
-    fn the_least_on_the_way_up_decides() {
-        let mut tree = QuotaTree::default();
-        tree.set(path("root/rl"), sandboxes(10));
-        tree.set(path("root/rl/job"), sandboxes(100));
-        assert_eq!(tree.left(&path("root/rl/job/a"), Resource::Sandboxes), Some(10));
-        tree.take(&path("root/rl/other"), &sandboxes(4)).unwrap();
-        assert_eq!(tree.left(&path("root/rl/job"), Resource::Sandboxes), Some(6));
-        let over = tree.take(&path("root/rl/job"), &sandboxes(7)).unwrap_err();
-        assert_eq!(over.to_string(), "root/rl may use 10 sandboxes; 4 are used and 7 more are wanted");
-        assert_eq!(tree.used(&path("root/rl/job"), Resource::Sandboxes), 0, "all or nothing");
-        assert_eq!(tree.left(&path("root/free"), Resource::Sandboxes), None);
-    }
-
-    #[test]
-    fn a_quota_below_what_is_used_takes_nothing_away() {
-        let mut tree = QuotaTree::default();
-        tree.take(&path("root/a"), &sandboxes(5)).unwrap();
-        tree.set(path("root"), sandboxes(3));
-        assert_eq!(tree.left(&path("root/a"), Resource::Sandboxes), Some(0));
-        tree.take(&path("root/a"), &sandboxes(1)).unwrap_err();
-        tree.give_back(&path("root/a"), &sandboxes(5));
-        tree.take(&path("root/a"), &sandboxes(3)).unwrap();
-    }
-
-    const PROJECTS: [&str; 6] = ["root", "root/a", "root/a/b", "root/a/c", "root/d", "root/d/e"];
-
-    proptest! {
-        #[test]
-        fn no_quota_is_ever_exceeded_and_all_comes_back(
-            quotas in proptest::collection::vec((0..PROJECTS.len(), 0_u64..20), 0..6),
-            steps in proptest::collection::vec((0..PROJECTS.len(), 1_u64..6, any::<bool>()), 1..80),
-        ) {
-            let mut tree = QuotaTree::default();
-            for (project, most) in quotas {
-                tree.set(path(PROJECTS[project]), sandboxes(most));
+    fn what_is_counted_has_a_text() {
+        for backend in [None].into_iter().chain(Backend::ALL.map(Some)) {
+            for resource in Resource::ALL {
+                let counted = Counted { resource, backend };
+                assert_eq!(counted.to_string().parse(), Ok(counted));
             }
-            let mut taken: Vec<(ProjectPath, u64)> = Vec::new();
-            for (project, count, gives_back) in steps {
-                if gives_back && !taken.is_empty() {
-                    let (project, count) = taken.swap_remove(count as usize % taken.len());
-                    tree.give_back(&project, &sandboxes(count));
-                } else if tree.take(&path(PROJECTS[project]), &sandboxes(count)).is_ok() {
-                    taken.push((path(PROJECTS[project]), count));
-                }
-                for project in PROJECTS.map(path) {
-                    let below = taken.iter().filter(|(at, _)| at.is_within(&project)).map(|(_, count)| count);
-                    let used: u64 = below.sum();
-                    prop_assert_eq!(tree.used(&project, Resource::Sandboxes), used);
-                    if let Some(most) = amount(tree.quotas.get(&project), Resource::Sandboxes) {
-                        prop_assert!(used <= most);
-                    }
-                }
-            }
-            for (project, count) in taken {
-                tree.give_back(&project, &sandboxes(count));
-            }
-            prop_assert!(tree.used.is_empty());
         }
+        for bad in ["", "cpu", "pod.sandboxes", "container.", ".sandboxes", "container.vm.sandboxes"] {
+            let error = bad.parse::<Counted>().unwrap_err();
+            assert!(error.contains("container.sandboxes"), "{error}");
+        }
+        let quota: Amounts = serde_json::from_str(r#"{"sandboxes": 5, "vm.memory_mib": 7}"#).unwrap();
+        assert_eq!(serde_json::to_string(&quota).unwrap(), r#"{"sandboxes":5,"vm.memory_mib":7}"#);
+    }
+
+    #[test]
+    fn a_sandbox_counts_in_all_and_of_its_backend() {
+        let amounts = amounts_of(Some(Backend::Vm), [(Resource::Sandboxes, 1), (Resource::MemoryMib, 64)]);
+        let text = serde_json::to_string(&amounts).unwrap();
+        assert_eq!(text, r#"{"sandboxes":1,"vm.sandboxes":1,"memory_mib":64,"vm.memory_mib":64}"#);
+        let mut sum = amounts.clone();
+        add(&mut sum, &amounts_of(None, [(Resource::Sandboxes, 2)]));
+        assert_eq!(sum[&Resource::Sandboxes.into()], 3);
+        subtract(&mut sum, &amounts);
+        assert_eq!(sum, amounts_of(None, [(Resource::Sandboxes, 2)]));
     }
 }

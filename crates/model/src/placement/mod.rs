@@ -16,7 +16,7 @@ mod node;
 mod tries;
 
 pub use load::{Expected, Load};
-pub use node::{Health, Node, Report, Unfit, Wanted};
+pub use node::{Health, Layers, Node, Report, Unfit, Wanted, layer_number};
 pub use tries::{Refusals, TRIES_MAX, Tries};
 
 /// Nodes drawn per decision. Two already give nearly all of the balance of looking at every node ("the power of two
@@ -38,17 +38,12 @@ pub fn choose(
     tries: &mut Tries,
     mut draw: impl FnMut(usize) -> usize,
 ) -> Option<usize> {
-    let mut pool = tries.fit(nodes, wanted);
-    let mut drawn = CHOICES.min(pool.len());
-    for at in 0..drawn {
-        let other = at + draw(pool.len() - at).min(pool.len() - at - 1);
-        pool.swap(at, other);
-    }
-    if let Some(holder) = holder(nodes, wanted, &pool[drawn..], &mut draw) {
-        pool.swap(drawn, drawn + holder);
-        drawn += 1;
-    }
-    let loads: Vec<(usize, f64)> = pool[..drawn].iter().map(|&at| (at, nodes[at].load().0)).collect();
+    // Those that are well, and when none of them is left the suspect ones.
+    let candidates = [Health::Well, Health::Suspect]
+        .into_iter()
+        .map(|health| candidates(nodes, wanted, tries, health, &mut draw))
+        .find(|candidates| !candidates.is_empty())?;
+    let loads: Vec<(usize, f64)> = candidates.into_iter().map(|at| (at, nodes[at].load().0)).collect();
     let least = loads.iter().map(|(_, load)| *load).fold(f64::INFINITY, f64::min);
     let chosen = loads
         .into_iter()
@@ -62,27 +57,54 @@ pub fn choose(
     Some(chosen)
 }
 
-/// The place in `pool` of one of those that hold most of what is wanted, if any holds some of it.
+/// Nodes of this health to compare: some that are drawn, and one that holds most of the content. Whether a node could take it is
+/// looked at when it is drawn and not of all, which would be most of the work.
+fn candidates(
+    nodes: &[Node],
+    wanted: &Wanted<'_>,
+    tries: &Tries,
+    health: Health,
+    draw: &mut impl FnMut(usize) -> usize,
+) -> Vec<usize> {
+    let could = |at: usize| nodes[at].health() == health && tries.could(nodes, at, wanted);
+    let mut pool: Vec<usize> = (0..nodes.len()).collect();
+    let mut candidates = Vec::with_capacity(CHOICES + 1);
+    let mut looked_at = 0;
+    while candidates.len() < CHOICES && looked_at < pool.len() {
+        let left = pool.len() - looked_at;
+        pool.swap(looked_at, looked_at + draw(left).min(left - 1));
+        if could(pool[looked_at]) {
+            candidates.push(pool[looked_at]);
+        }
+        looked_at += 1;
+    }
+    candidates.extend(holder(nodes, wanted, &pool[looked_at..], could, draw));
+    candidates
+}
+
+/// One of those in `pool` that hold most of what is wanted, if any that could take it holds some of it.
 fn holder(
     nodes: &[Node],
     wanted: &Wanted<'_>,
     pool: &[usize],
+    could: impl Fn(usize) -> bool,
     draw: &mut impl FnMut(usize) -> usize,
 ) -> Option<usize> {
     if wanted.layers.is_empty() {
         return None;
     }
-    let mut most = 0;
+    let mut most = 1;
     let mut holders = Vec::new();
-    for (place, &at) in pool.iter().enumerate() {
+    for &at in pool {
         let held = nodes[at].holds(wanted.layers);
+        if held < most || !could(at) {
+            continue;
+        }
         if held > most {
             most = held;
             holders.clear();
         }
-        if held == most && held > 0 {
-            holders.push(place);
-        }
+        holders.push(at);
     }
     (!holders.is_empty()).then(|| holders[draw(holders.len()).min(holders.len() - 1)])
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
+use std::hash::{BuildHasherDefault, Hasher};
 
 use super::load::{Expected, InFlight, Load};
 use crate::NodeId;
@@ -46,8 +47,29 @@ pub struct Report {
     pub sandboxes: u64,
     /// Most sandboxes it takes.
     pub sandboxes_max: u64,
-    /// Layers whose content is at hand there, by any number that stands for one.
-    pub layers: HashSet<u64>,
+    /// Layers whose content is at hand there, by [`layer_number`] of what sandboxes call them.
+    pub layers: Layers,
+}
+
+/// Layers, by [`layer_number`].
+pub type Layers = HashSet<u64, BuildHasherDefault<AlreadySpread>>;
+
+/// The hash of a layer's number is the number: it is spread already, and every create looks for its layers on every node.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct AlreadySpread(u64);
+
+impl Hasher for AlreadySpread {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        self.0 = bytes.iter().fold(self.0, |hash, byte| hash.rotate_left(8) ^ u64::from(*byte));
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = number;
+    }
 }
 
 /// What a sandbox needs of its node.
@@ -65,6 +87,13 @@ pub struct Wanted<'a> {
     pub gpus: u64,
     /// Its layers, as reports number them.
     pub layers: &'a [u64],
+}
+
+/// What stands for a layer, of the name that a request has for it: FNV-1a, 64 bits. That two names share one costs a look at the
+/// wrong node.
+pub fn layer_number(name: &str) -> u64 {
+    name.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 /// Why a node could not take a sandbox.
@@ -86,6 +115,28 @@ pub enum Unfit {
     Label,
     /// It has not that many graphics processors free.
     Gpu,
+}
+
+impl Unfit {
+    /// What a node is before what goes on there.
+    const ALL: [Self; 8] = [
+        Self::Lost,
+        Self::Backend,
+        Self::Feature,
+        Self::Architecture,
+        Self::Label,
+        Self::Cordoned,
+        Self::Draining,
+        Self::Gpu,
+    ];
+
+    /// Whether it is what the node is, and not what goes on there.
+    pub fn is_lasting(self) -> bool {
+        match self {
+            Self::Lost | Self::Cordoned | Self::Draining | Self::Gpu => false,
+            Self::Backend | Self::Feature | Self::Architecture | Self::Label => true,
+        }
+    }
 }
 
 impl fmt::Display for Unfit {
@@ -173,20 +224,23 @@ impl Node {
         layers.iter().filter(|layer| self.report.layers.contains(layer)).count()
     }
 
-    /// Why it could not take this, if so.
+    /// Why it could not take this, if so: what it is before what goes on there.
     pub fn unfit(&self, wanted: &Wanted<'_>) -> Option<Unfit> {
+        Unfit::ALL.into_iter().find(|unfit| self.is(*unfit, wanted))
+    }
+
+    fn is(&self, unfit: Unfit, wanted: &Wanted<'_>) -> bool {
         let report = &self.report;
-        let checks = [
-            (Unfit::Lost, self.health == Health::Lost),
-            (Unfit::Cordoned, report.cordoned),
-            (Unfit::Draining, report.draining),
-            (Unfit::Backend, !report.backends.contains(wanted.backend)),
-            (Unfit::Feature, wanted.features.iter().any(|feature| !report.features.contains(feature))),
-            (Unfit::Architecture, wanted.architecture.is_some_and(|name| name != report.architecture)),
-            (Unfit::Label, wanted.labels.is_some_and(|labels| !has_all(&report.labels, labels))),
-            (Unfit::Gpu, wanted.gpus > report.gpus_free),
-        ];
-        checks.into_iter().find_map(|(unfit, is_so)| is_so.then_some(unfit))
+        match unfit {
+            Unfit::Lost => self.health == Health::Lost,
+            Unfit::Backend => !report.backends.contains(wanted.backend),
+            Unfit::Feature => wanted.features.iter().any(|feature| !report.features.contains(feature)),
+            Unfit::Architecture => wanted.architecture.is_some_and(|name| name != report.architecture),
+            Unfit::Label => wanted.labels.is_some_and(|labels| !has_all(&report.labels, labels)),
+            Unfit::Cordoned => report.cordoned,
+            Unfit::Draining => report.draining,
+            Unfit::Gpu => wanted.gpus > report.gpus_free,
+        }
     }
 }
 

@@ -91,12 +91,34 @@ fn what_cannot_take_it_is_passed_over_and_counted() {
     let mut refusals = Refusals::default();
     refusals.add("full");
     refusals.add("full");
-    refusals.add_unfit(&nodes, &wanted);
+    let mut tries = Tries::default();
+    assert_eq!(choose(&nodes, &wanted, &mut tries, |_| 0), Some(7));
+    nodes[7].reported(Report { cordoned: true, ..report() }, 0);
+    assert!(!refusals.add_unfit(&nodes, &wanted, &tries), "some will be well again");
     assert_eq!(
         refusals.to_string(),
         "2 full, 1 cordoned, 1 draining, 1 lost, 1 of another architecture, 1 without a free GPU, \
          1 without a kernel feature, 1 without the backend, 1 without the labels"
     );
+}
+
+#[test]
+fn what_no_node_will_ever_take_is_told_from_what_none_takes_now() {
+    let nodes = nodes(&[0, 0]);
+    let wanted = Wanted { backend: "microvm", ..wanted() };
+    assert!(Refusals::default().add_unfit(&nodes, &wanted, &Tries::default()));
+    let labels = BTreeMap::from([("zone".to_owned(), "a".to_owned())]);
+    let wanted = Wanted { labels: Some(&labels), ..self::wanted() };
+    assert!(Refusals::default().add_unfit(&nodes, &wanted, &Tries::default()));
+}
+
+#[test]
+fn layers_are_told_apart_by_their_names() {
+    let names = ["", "debian", "debian:2", "click", "snapshot/click"];
+    let numbers: HashSet<u64> = names.iter().map(|name| layer_number(name)).collect();
+    assert_eq!(numbers.len(), names.len());
+    // The same in every replica and release: a published test vector of FNV-1a.
+    assert_eq!(layer_number("foobar"), 0x8594_4171_f739_67e8);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::node::{Health, Node, Unfit, Wanted};
+use super::node::{Node, Unfit, Wanted};
 
 /// Nodes that are asked for one sandbox. When so many of those that looked best refuse, the cluster is full, and asking all the
 /// others would only keep them busy.
@@ -16,25 +16,13 @@ pub struct Tries {
 }
 
 impl Tries {
-    /// Which nodes could still take it: those that are well, and when none of them is left the suspect ones. None after
-    /// [`TRIES_MAX`].
-    pub(super) fn fit(&self, nodes: &[Node], wanted: &Wanted<'_>) -> Vec<usize> {
-        if self.tried.len() >= TRIES_MAX {
-            return Vec::new();
-        }
-        let fit = |health: Health| -> Vec<usize> {
-            let is_fit = |at: &usize| {
-                let node = &nodes[*at];
-                node.health() == health && !self.tried.contains(at) && node.unfit(wanted).is_none()
-            };
-            (0..nodes.len()).filter(is_fit).collect()
-        };
-        let well = fit(Health::Well);
-        if well.is_empty() { fit(Health::Suspect) } else { well }
+    /// Whether this node could still take it. None could after [`TRIES_MAX`].
+    pub(super) fn could(&self, nodes: &[Node], at: usize, wanted: &Wanted<'_>) -> bool {
+        self.tried.len() < TRIES_MAX && !self.tried.contains(&at) && nodes[at].unfit(wanted).is_none()
     }
 
-    /// This one is asked now, and not again.
-    pub(super) fn tried(&mut self, node: usize) {
+    /// This one is asked now, and not again; or it is not to be asked at all.
+    pub fn tried(&mut self, node: usize) {
         self.tried.push(node);
     }
 }
@@ -51,11 +39,14 @@ impl Refusals {
         *self.counts.entry(reason.into()).or_default() += 1;
     }
 
-    /// Adds the nodes that could not be asked at all.
-    pub fn add_unfit(&mut self, nodes: &[Node], wanted: &Wanted<'_>) {
-        for unfit in nodes.iter().filter_map(|node| node.unfit(wanted)) {
-            self.add(Unfit::to_string(&unfit));
+    /// Adds the nodes that were not asked since they could not take it. Returns whether none of them will, as they are.
+    pub fn add_unfit(&mut self, nodes: &[Node], wanted: &Wanted<'_>, tries: &Tries) -> bool {
+        let not_asked = nodes.iter().enumerate().filter(|(at, _)| !tries.tried.contains(at));
+        let unfit: Vec<Unfit> = not_asked.filter_map(|(_, node)| node.unfit(wanted)).collect();
+        for unfit in &unfit {
+            self.add(unfit.to_string());
         }
+        unfit.iter().all(|unfit| unfit.is_lasting())
     }
 
     /// Each reason with how many nodes gave it.

@@ -18,7 +18,7 @@ fn workspace() -> String {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Quiesce {
-    /// They stand still for some milliseconds, so that all that is taken is of one moment.
+    /// They stand still meanwhile, so that all that is taken is of one moment.
     #[default]
     Freeze,
     /// As `freeze`; and while one of them has a file open for writing, the pack is refused with `conflict`.

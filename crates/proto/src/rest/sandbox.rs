@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use dsec_model::iam::ProjectPath;
 use dsec_model::{EndReason, Limits, SandboxId, State, TaskId};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -86,6 +87,12 @@ pub struct CreateSandboxRequest {
     /// Free labels to filter by: at most 64, keys up to 63 and values up to 255 bytes.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+    /// Labels that its node must have, as its operator gave them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub node_labels: BTreeMap<String, String>,
+    /// Kernel features that must work on its node, by the names that `GET /v1/nodes` has.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub node_features: Vec<String>,
     /// A command to run as soon as the sandbox runs; its result is in the reply's `first_exec`, which saves a round trip.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exec: Option<ExecRequest>,
@@ -198,6 +205,10 @@ pub struct Sandbox {
     pub layers: Vec<SandboxLayer>,
     /// The node that runs it.
     pub node: String,
+    /// The project it belongs to.
+    #[serde(default = "ProjectPath::root")]
+    #[schema(value_type = String, example = "root/rl")]
+    pub project: ProjectPath,
     /// The limits in force.
     pub limits: SandboxLimits,
     /// The user of its commands, as given.
@@ -262,4 +273,51 @@ pub struct FenceRequest {
 pub struct Fenced {
     /// It has the sandbox of the key, or makes it now. If not, it will take no attempt before the one it was told of.
     pub known: bool,
+}
+
+/// Asks for many sandboxes that are alike.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateManyRequest {
+    /// How many, 1 to 100,000.
+    #[schema(minimum = 1, maximum = 100_000)]
+    pub count: u32,
+    /// How many are being made at once, 1 to 1,024. Default: 64.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 1024)]
+    pub at_once: Option<u32>,
+    /// Indices that are not wanted, as ranges with both ends: what a caller has already, who asks again with the same idempotency key.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub skip: Vec<[u32; 2]>,
+    /// What each is like. Of a first command's output at most 64 KiB a stream are in the answer.
+    pub sandbox: CreateSandboxRequest,
+}
+
+/// One line of the answer to a [`CreateManyRequest`] (`application/x-ndjson`), as each is made or fails; the last is `done`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum CreateManyEvent {
+    /// One runs.
+    Created {
+        /// Which, from 0. They come in no order.
+        index: u32,
+        /// Its record.
+        sandbox: Box<Sandbox>,
+    },
+    /// One could not be made; or it runs and its first command could not be started: then the error's `detail.sandbox_id` names it.
+    Failed {
+        /// Which.
+        index: u32,
+        /// Why.
+        error: super::ErrorBody,
+    },
+    /// There are no more.
+    Done {
+        /// How many run.
+        created: u32,
+        /// How many failed.
+        failed: u32,
+        /// How many were not tried, since one was refused for a reason that all have.
+        left: u32,
+    },
 }

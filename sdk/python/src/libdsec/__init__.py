@@ -8,6 +8,7 @@ from ._bodies import Data
 from ._client import DSecClient
 from ._commands import Process
 from ._files import Files, Watch
+from ._iam import AuditEntry, Grant, Iam, Identity, Key, Project, WhoAmI
 from ._images import Images
 from ._ports import PortStream
 from ._records import (
@@ -28,6 +29,7 @@ from ._records import (
     LayerContent,
     LayerOnNode,
     LeftOut,
+    NodeScheduling,
     NodeStatus,
     NodeUsage,
     OomKill,
@@ -41,6 +43,7 @@ from ._records import (
     Usage,
 )
 from ._sandbox import Sandbox, Session
+from ._tasks import StateCounts, TaskFailure, TaskOutcome, TaskStatus
 from ._version import __version__
 from .errors import (
     AlreadyExists,
@@ -65,6 +68,7 @@ from .errors import (
 
 __all__ = [
     "AlreadyExists",
+    "AuditEntry",
     "BlobTrace",
     "Capacity",
     "ClientNotOpen",
@@ -87,15 +91,20 @@ __all__ = [
     "FileList",
     "Files",
     "Gap",
+    "Grant",
+    "Iam",
+    "Identity",
     "ImageInfo",
     "Images",
     "ImportProgress",
     "Internal",
     "InvalidArgument",
+    "Key",
     "LaunchPhase",
     "LayerContent",
     "LayerOnNode",
     "LeftOut",
+    "NodeScheduling",
     "NodeStatus",
     "NodeUsage",
     "NotFound",
@@ -105,6 +114,7 @@ __all__ = [
     "PortStream",
     "PrefetchProgress",
     "Process",
+    "Project",
     "RegistryCredentials",
     "RequestTimeout",
     "ResourceExhausted",
@@ -114,6 +124,10 @@ __all__ = [
     "SandboxLimits",
     "Session",
     "SessionInfo",
+    "StateCounts",
+    "TaskFailure",
+    "TaskOutcome",
+    "TaskStatus",
     "TooLarge",
     "Transfer",
     "Unauthenticated",
@@ -122,5 +136,6 @@ __all__ = [
     "Unsupported",
     "Usage",
     "Watch",
+    "WhoAmI",
     "__version__",
 ]

@@ -139,6 +139,9 @@ class DSecContainerRunArgs:
     allow_setuid: bool = False
     #: The job it belongs to.
     task_id: str | None = None
+    #: Labels that its node must have, and kernel features that must work there: `client.nodes` names them.
+    node_labels: Mapping[str, str] = field(default_factory=dict)
+    node_features: Sequence[str] = ()
     #: Free labels to filter by.
     labels: Mapping[str, str] = field(default_factory=dict)
     #: A command to run as soon as the sandbox runs (a string is a shell line); how it went is in
@@ -172,5 +175,7 @@ class DSecContainerRunArgs:
             allow_setuid=self.allow_setuid or None,
             task_id=self.task_id,
             labels=dict(self.labels) or None,
+            node_labels=dict(self.node_labels) or None,
+            node_features=list(self.node_features) or None,
             exec=command.body(wait=True) if command is not None else None,
         )

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import logging
+import math
+import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -12,15 +15,17 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from ._args import DSecContainerRunArgs
+from ._args import DSecContainerRunArgs, set_only
 from ._cleanup import shielded
 from ._config import resolve
-from ._images import Images
+from ._iam import Iam
+from ._images import Images, events
 from ._records import NodeStatus, SandboxInfo
 from ._sandbox import Sandbox, sandbox_path
-from ._transport import Retry, Transport
+from ._tasks import TaskOutcome, TaskStatus, stop_all, wait_for_end
+from ._transport import Backoff, Retry, Transport, segment
 from ._version import __version__
-from .errors import ConnectionFailed, DSecError, InvalidArgument, Unavailable
+from .errors import ConnectionFailed, DSecError, InvalidArgument, Unavailable, error_of_body
 
 log = logging.getLogger("libdsec")
 
@@ -29,6 +34,25 @@ _STOPS_AT_ONCE = 32
 #: Seconds that `open` goes on trying: a wrong address should be told soon.
 _OPEN_RETRY = 2.0
 _LIVE = ("creating", "running", "stopping")
+
+
+def _ranges(numbers: set[int]) -> list[list[int]]:
+    """Numbers as ranges with both ends."""
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ranges
+
+
+def _task_path(task_id: str) -> str:
+    return f"/v1/tasks/{segment(task_id)}"
+
+
+def _node_path(name: str) -> str:
+    return f"/v1/nodes/{segment(name)}"
 
 
 class DSecClient:
@@ -49,6 +73,8 @@ class DSecClient:
     - `retry_for`: seconds that a call which is safe to repeat is repeated while the platform is away.
     - `ca_file`: PEM file of certificates to trust beside the system's, for https.
     - `stop_timeout`: seconds that stopping a sandbox may take at the end of an `async with`.
+    - `project`: the project to act in: sandboxes belong to it, and lists show what is in it. Default:
+      `DSEC_PROJECT`, else that of the key.
 
     Closing the client stops the sandboxes that it made and that still run, also when the program is
     cancelled or interrupted; those made with `keep=True` stay.
@@ -65,6 +91,7 @@ class DSecClient:
         max_connections: int = 1000,
         stop_timeout: float = 30.0,
         ca_file: str | None = None,
+        project: str | None = None,
     ) -> None:
         if not timeout > 0:
             raise InvalidArgument(f"timeout is {timeout!r}; it must be a number of seconds above 0")
@@ -77,9 +104,11 @@ class DSecClient:
             max_connections=max_connections,
             user_agent=f"libdsec/{__version__}",
             ca_file=target.ca_file,
+            project=project or os.environ.get("DSEC_PROJECT") or None,
         )
         self._command_timeout = command_timeout
         self._stop_timeout = stop_timeout
+        self._iam = Iam(self._transport)
         self._images = Images(self._transport)
         self._workspaces = Images(self._transport, "/v1/layers/workspace")
         self._toolkits = Images(self._transport, "/v1/layers/toolkit")
@@ -99,13 +128,18 @@ class DSecClient:
 
     @property
     def auth_headers(self) -> dict[str, str]:
-        """The header that shows the key, for other HTTP clients."""
+        """The headers that show the key and name the project, for other HTTP clients."""
         return self._transport.auth_headers
 
     @property
     def command_timeout(self) -> float | None:
         """Seconds that a command may take unless it is given its own."""
         return self._command_timeout
+
+    @property
+    def iam(self) -> Iam:
+        """Projects, identities, keys, and what they may do."""
+        return self._iam
 
     @property
     def images(self) -> Images:
@@ -135,9 +169,7 @@ class DSecClient:
             return
         self._transport.open()
         try:
-            await self._transport.json(
-                "GET", "/v1/sandboxes", query={"limit": 1}, retry=Retry.SAFE, retry_for=_OPEN_RETRY
-            )
+            await self._transport.json("GET", "/v1/whoami", retry=Retry.SAFE, retry_for=_OPEN_RETRY)
         except BaseException:
             await self._transport.close()
             raise
@@ -226,17 +258,7 @@ class DSecClient:
             if idempotency_key is None and error.maybe_sent:
                 self._discard(create, None)
             raise
-        sandbox = Sandbox(self, SandboxInfo.of(data))
-        if not keep:
-            self._owned[sandbox.id] = sandbox
-        first = data.get("first_exec")
-        if first is not None:
-            try:
-                sandbox._first_result = await sandbox._commands.result(first)
-            except BaseException:
-                await shielded(sandbox._stop_if_there(self._stop_timeout))
-                raise
-        return sandbox
+        return await self._made(data, keep)
 
     async def _create(
         self, body: Mapping[str, Any], key: str, numbers: Iterator[int] | None, timeout: float
@@ -279,6 +301,109 @@ class DSecClient:
         async with await self.run_container(args, timeout, idempotency_key=idempotency_key) as sandbox:
             yield sandbox
 
+    async def run_containers(
+        self,
+        args: DSecContainerRunArgs,
+        count: int,
+        *,
+        at_once: int | None = None,
+        failures: list[DSecError] | None = None,
+        timeout: float = 300.0,
+        keep: bool = False,
+    ) -> AsyncIterator[Sandbox]:
+        """Makes many container sandboxes that are alike, in one call, and gives each as soon as it runs.
+
+        ::
+
+            async for sb in client.run_containers(args, 1000):
+                ...
+
+        One that cannot be made does not keep the others: when all have been tried, the first failure is
+        raised, with the number of all in `detail["failed"]`. With `failures`, a list of yours, nothing is
+        raised and they are put there. What all would meet (no such image) ends it early. `at_once` are made
+        at a time (64 when not given); `timeout` limits the wait for the next. A loop that is left early
+        leaves those that are being made until their `ttl_running_stop`; `stop_task` of their task ends them.
+        With `keep`, closing the client leaves all running.
+        """
+        sandbox, key, attempt = args.body(), uuid.uuid4().hex, 0
+        made: set[int] = set()
+        failed: dict[int, DSecError] = {}
+        backoff = Backoff(self._transport.retry_for)
+        broken: ConnectionFailed | None = None
+        while attempt == 0 or broken is not None:
+            if broken is not None:
+                await backoff.sleep_or_raise(broken)
+            attempt, broken = attempt + 1, None
+            # The same key finds what was being made when it broke; what was given is not asked for.
+            body = set_only(count=count, at_once=at_once, skip=_ranges(made) or None, sandbox=sandbox)
+            told = self._batch(body, key, attempt, timeout)
+            while True:
+                try:
+                    event = await anext(told)
+                except StopAsyncIteration:
+                    break
+                except ConnectionFailed as error:
+                    broken = error
+                    break
+                backoff.reset()
+                match event:
+                    case {"event": "created", "index": int(index)}:
+                        made.add(index)
+                        failed.pop(index, None)
+                        yield await self._made(event["sandbox"], keep)
+                    case {"event": "failed", "index": int(index)}:
+                        failed[index] = await self._not_made(event["error"], keep)
+        found = list(failed.values())
+        if failures is not None:
+            failures.extend(found)
+        elif found:
+            first = found[0]
+            first.detail = {**first.detail, "failed": len(found)}
+            raise first
+
+    async def _not_made(self, body: Mapping[str, Any], keep: bool) -> DSecError:
+        """Why one failed. One that runs, since its first command alone failed, is ours like the others."""
+        error = error_of_body(body)
+        sandbox_id = error.detail.get("sandbox_id")
+        if sandbox_id is not None and not keep:
+            try:
+                self._owned[sandbox_id] = await self.get(sandbox_id)
+            except DSecError as why:
+                log.warning("sandbox %s may stay until its ttl: %s", sandbox_id, why)
+        return error
+
+    async def _batch(
+        self, body: Mapping[str, Any], key: str, attempt: int, timeout: float
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Events of many creates, of which the last is `done`."""
+        headers = {
+            "content-type": "application/json",
+            "idempotency-key": key,
+            "idempotency-attempt": str(attempt),
+        }
+        async with self._transport.stream(
+            "POST", "/v1/sandboxes/batch", content=json.dumps(body).encode(), headers=headers, idle=timeout
+        ) as answer:
+            async for event in events(answer):
+                if event.get("event") == "done":
+                    return
+                yield event
+        raise ConnectionFailed("the platform broke off the making of sandboxes", maybe_sent=True)
+
+    async def _made(self, data: Mapping[str, Any], keep: bool) -> Sandbox:
+        """A sandbox that was made just now, and how its first command went."""
+        sandbox = Sandbox(self, SandboxInfo.of(data))
+        if not keep:
+            self._owned[sandbox.id] = sandbox
+        first = data.get("first_exec")
+        if first is not None:
+            try:
+                sandbox._first_result = await sandbox._commands.result(first)
+            except BaseException:
+                await shielded(sandbox._stop_if_there(self._stop_timeout))
+                raise
+        return sandbox
+
     async def get(self, sandbox_id: str) -> Sandbox:
         """A sandbox by its id. It is not stopped when the client closes."""
         path = sandbox_path(sandbox_id)
@@ -289,13 +414,15 @@ class DSecClient:
         *,
         state: str | Sequence[str] | None = None,
         task_id: str | None = None,
+        project: str | None = None,
         labels: Mapping[str, str] | None = None,
         usage: bool = False,
         page: int = 100,
     ) -> AsyncIterator[Sandbox]:
         """The sandboxes, newest first: of any of these states, with all of these labels.
 
-        `page`: how many are asked for at once. Ended sandboxes stay listed for an hour.
+        `project`: only those of it and of all in it. `page`: how many are asked for at once. Ended sandboxes
+        stay listed for an hour.
         """
         states = [state] if isinstance(state, str) else list(state or ())
         cursor: str | None = None
@@ -306,6 +433,7 @@ class DSecClient:
                 query={
                     "state": states,
                     "task_id": task_id,
+                    "project": project,
                     "label": [f"{name}={value}" for name, value in (labels or {}).items()],
                     "usage": "true" if usage else None,
                     "limit": page,
@@ -337,12 +465,65 @@ class DSecClient:
             raise first
         return tuple(sandbox.id for sandbox in found)
 
+    # Tasks
+
+    async def tasks(self) -> tuple[TaskStatus, ...]:
+        """The tasks that have sandboxes, or had some within the hour."""
+        data = await self._transport.json("GET", "/v1/tasks", retry=Retry.SAFE)
+        return tuple(TaskStatus.of(task) for task in data["tasks"])
+
+    async def task(self, task_id: str) -> TaskStatus:
+        """One task: how many sandboxes it has, by state and node."""
+        return TaskStatus.of(await self._transport.json("GET", _task_path(task_id), retry=Retry.SAFE))
+
+    async def stop_task(self, task_id: str, *, grace: float = 0.0, timeout: float = 120.0) -> TaskOutcome:
+        """Ends all sandboxes of a task, on whatever nodes, and waits until nothing is left of them.
+
+        `grace`: seconds between SIGTERM and SIGKILL. It is safe to repeat, and then ends those that are left:
+        failures are in the result and not raised, see `TaskOutcome.check`.
+        """
+        return await stop_all(self._transport, f"{_task_path(task_id)}/stop", grace, timeout)
+
+    async def wait_task(self, task_id: str, *, timeout: float = 3600.0) -> None:
+        """Waits until no sandbox of a task lives.
+
+        :class:`DeadlineExceeded` when some still do after `timeout` seconds.
+        """
+        await wait_for_end(self._transport, f"{_task_path(task_id)}/wait", timeout)
+
     # Platform
 
     async def nodes(self) -> tuple[NodeStatus, ...]:
         """The nodes: what they are, can do and do now."""
         data = await self._transport.json("GET", "/v1/nodes", retry=Retry.SAFE)
         return tuple(NodeStatus.of(node) for node in data["nodes"])
+
+    async def node(self, name: str) -> NodeStatus:
+        """One node."""
+        return NodeStatus.of(await self._transport.json("GET", _node_path(name), retry=Retry.SAFE))
+
+    async def cordon_node(self, name: str, *, reason: str = "") -> NodeStatus:
+        """Keeps new sandboxes away from a node. Those it has stay."""
+        return await self._schedule(name, "cordon", {"reason": reason})
+
+    async def uncordon_node(self, name: str) -> NodeStatus:
+        """Lets a node take sandboxes again, after a cordon or a drain."""
+        return await self._schedule(name, "uncordon", {})
+
+    async def drain_node(self, name: str, *, stop_after: float | None = None, reason: str = "") -> NodeStatus:
+        """Keeps new sandboxes away from a node and lets those it has end; it does not wait for that.
+
+        What is left after `stop_after` seconds is stopped; None: nothing is. The node is drained when
+        `(await client.node(name)).sandboxes` is 0.
+        """
+        body: dict[str, Any] = {"reason": reason}
+        if stop_after is not None:
+            body["stop_after"] = math.ceil(stop_after)
+        return await self._schedule(name, "drain", body)
+
+    async def _schedule(self, name: str, what: str, body: dict[str, Any]) -> NodeStatus:
+        said = await self._transport.json("POST", f"{_node_path(name)}/{what}", body=body, retry=Retry.SAFE)
+        return NodeStatus.of(said)
 
     async def healthy(self) -> bool:
         """Whether the platform can be reached and a node answers."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from ._args import RegistryCredentials
 from ._bodies import Body, Data
@@ -201,28 +203,34 @@ class Images:
         return True
 
 
-async def _last(
-    answer: Any, progress: Callable[[dict[str, Any]], Any], told: Callable[[Any], Any] | None
-) -> dict[str, Any]:
-    """Reads events, a line of JSON each, tells of those that are progress, and gives the last."""
-    last: dict[str, Any] = {}
+async def events(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    """The events of an answer, a line of JSON each."""
     rest = b""
 
-    async def take(line: bytes) -> dict[str, Any]:
+    def event(line: bytes) -> dict[str, Any]:
         try:
-            event: dict[str, Any] = json.loads(line)
+            read: dict[str, Any] = json.loads(line)
         except ValueError:
             raise UnexpectedAnswer(f"the platform answered {line[:100]!r}") from None
-        if event.get("event") == "progress" and told is not None:
-            done = told(progress(event))
-            if inspect.isawaitable(done):
-                await done
-        return event
+        return read
 
     async for chunk in answer.aiter_raw():
         *lines, rest = (rest + chunk).split(b"\n")
         for line in filter(None, lines):
-            last = await take(line)
+            yield event(line)
     if rest.strip():
-        last = await take(rest)
+        yield event(rest)
+
+
+async def _last(
+    answer: httpx.Response, progress: Callable[[dict[str, Any]], Any], told: Callable[[Any], Any] | None
+) -> dict[str, Any]:
+    """Reads events, tells of those that are progress, and gives the last."""
+    last: dict[str, Any] = {}
+    async for event in events(answer):
+        last = event
+        if event.get("event") == "progress" and told is not None:
+            done = told(progress(event))
+            if inspect.isawaitable(done):
+                await done
     return last

@@ -110,6 +110,8 @@ class SandboxInfo:
     #: Only where it was asked for.
     usage: Usage | None
     launch_phases: tuple[LaunchPhase, ...]
+    #: The project it belongs to.
+    project: str = "root"
 
     @property
     def ended(self) -> bool:
@@ -140,6 +142,7 @@ class SandboxInfo:
             last_active_ms=data.get("last_active_ms", 0),
             usage=_flat(Usage, usage) if usage is not None else None,
             launch_phases=tuple(LaunchPhase(p["name"], p["us"]) for p in data.get("launch_phases") or ()),
+            project=data.get("project", "root"),
         )
 
 
@@ -616,6 +619,8 @@ class Capacity:
     memory_mib: int = 0
     cpu_millis: int = 0
     disk_mib: int = 0
+    #: Processes and threads that its kernel takes.
+    processes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -627,7 +632,15 @@ class NodeUsage:
     stopping: int = 0
     memory_promised_mib: int = 0
     memory_available_mib: int = 0
+    cpu_promised_millis: int = 0
+    #: Share of the last ten seconds, 0 to 1, in which all its processes waited for memory, or some for a
+    #: processor.
+    memory_pressure: float = 0.0
+    cpu_pressure: float = 0.0
     disk_free_mib: int = 0
+    #: Files that can still be made where it keeps its state; None where there is no such limit.
+    files_free: int | None = None
+    processes: int = 0
     #: Content of layers on the node's disk, and what was done for it.
     content_cache_bytes: int = 0
     content: ContentCounts = ContentCounts()
@@ -652,6 +665,19 @@ class Feature:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeScheduling:
+    """Whether a node takes new sandboxes, as its operator said."""
+
+    #: `open`, `cordoned`, `draining`.
+    state: str = "open"
+    reason: str = ""
+    #: Since when, Unix ms; None of a node that was always open.
+    since_ms: int | None = None
+    #: When what is left on a draining node is stopped, Unix ms; None: it ends when it ends.
+    stop_at_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class NodeStatus:
     """A node: what it is, can do and does now."""
 
@@ -665,6 +691,18 @@ class NodeStatus:
     features: tuple[Feature, ...]
     #: Its layer store: nodes that say the same share their layers.
     store: str
+    #: Of its processors, such as `x86_64`.
+    architecture: str
+    #: Most sandboxes it takes.
+    sandboxes_max: int
+    #: What `DSecContainerRunArgs.node_labels` can ask for.
+    labels: Mapping[str, str]
+    scheduling: NodeScheduling
+
+    @property
+    def sandboxes(self) -> int:
+        """Sandboxes it has, whatever their state: a draining node is drained when it has none."""
+        return self.usage.creating + self.usage.running + self.usage.stopping
 
     @classmethod
     def of(cls, data: Json) -> NodeStatus:
@@ -679,4 +717,8 @@ class NodeStatus:
             backends=tuple(data.get("backends") or ()),
             features=tuple(_flat(Feature, f) for f in data.get("features") or ()),
             store=data.get("store", ""),
+            architecture=data.get("architecture", ""),
+            sandboxes_max=data.get("sandboxes_max", 0),
+            labels=data.get("labels") or {},
+            scheduling=_flat(NodeScheduling, data.get("scheduling") or {}),
         )

@@ -209,7 +209,7 @@ class Sandbox:
         one is there all the same. `scrub`: True leaves all known residue of work out (caches, history,
         keys, logs, temporary files), False none, names of rules (`["caches", "keys"]`) those.
 
-        `quiesce`: its processes `"freeze"` for some milliseconds; `"refuse"`: and :class:`Conflict` while
+        `quiesce`: its processes `"freeze"` meanwhile; `"refuse"`: and :class:`Conflict` while
         one of them has a file open for writing; `"none"`: they go on.
 
         Cancelling this call does not end the pack.

@@ -62,6 +62,8 @@ _WS_PONG = 15.0
 #: Bytes of a failed answer that are read.
 _ERROR_BODY_MAX = 1 << 20
 
+#: Header that names the project to act in.
+PROJECT = "x-dsec-project"
 #: Header that names the nodes without which an answer is.
 UNREACHABLE_NODES = "x-dsec-unreachable-nodes"
 
@@ -185,12 +187,15 @@ class Transport:
         max_connections: int,
         user_agent: str,
         ca_file: str | None = None,
+        project: str | None = None,
     ) -> None:
         self.base_url = base_url
         self._tls = _trust(ca_file) if base_url.startswith("https://") else None
         self.timeout = timeout
         self.retry_for = retry_for
         self._auth = {"authorization": f"Bearer {api_key}"}
+        if project is not None:
+            self._auth[PROJECT] = project
         self._headers = {**self._auth, "user-agent": user_agent, "accept-encoding": "identity"}
         self._max_connections = max_connections
         self._http: httpx.AsyncClient | None = None
@@ -201,7 +206,7 @@ class Transport:
 
     @property
     def auth_headers(self) -> dict[str, str]:
-        """The header that shows the key."""
+        """The headers that show the key and name the project."""
         return dict(self._auth)
 
     @property

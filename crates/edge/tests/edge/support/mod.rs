@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 
 use dsec_backend::container::{ContainerSpec, Layer, Probe};
 use dsec_backend::{
-    Anchor, BackendError, ExecCgroup, Instance, OomReport, Phase, Quiesce, RawUsage, Snapshot, SnapshotError,
+    Anchor, BackendError, ExecCgroup, InPlace, Instance, OomReport, Phase, Quiesce, RawUsage, Snapshot,
+    SnapshotError,
 };
 use dsec_edge::config::Config;
 use dsec_edge::launch::Launch;
@@ -214,11 +215,11 @@ impl Instance for FakeInstance {
         vec![OomReport { process: "hog".into(), rss_bytes: 4096 }]
     }
 
-    fn snapshot(&self, quiesce: Quiesce) -> Result<Snapshot, SnapshotError> {
+    fn snapshot(&self, quiesce: Quiesce, _: InPlace<'_>) -> Result<Option<Snapshot>, SnapshotError> {
         if quiesce == Quiesce::WriteNothing && self.host.writing.load(Ordering::SeqCst) {
             return Err(SnapshotError::Writing { files: vec![("sqlite3".into(), "/work/a.db".into())] });
         }
-        Ok(Snapshot::new(self.host.dir.join("upper"), || ()))
+        Ok(Some(Snapshot::new(self.host.dir.join("upper"), || ())))
     }
 
     fn kill(&self) {
@@ -247,6 +248,7 @@ pub struct World {
     pub host: Arc<Host>,
     pub state: PathBuf,
     pub extra: String,
+    pub name: String,
     _dir: tempfile::TempDir,
 }
 
@@ -261,11 +263,11 @@ impl World {
         let host = Host { dir: dir.path().join("host"), ..Host::default() };
         std::fs::create_dir_all(&host.dir).unwrap();
         let state = dir.path().join("state");
-        Self { host: Arc::new(host), state, extra: extra.to_owned(), _dir: dir }
+        Self { host: Arc::new(host), state, extra: extra.to_owned(), name: "n1".to_owned(), _dir: dir }
     }
 
     pub fn config(&self) -> Config {
-        let text = format!("node = \"n1\"\nstate_dir = {:?}\n{}", self.state, self.extra);
+        let text = format!("node = {:?}\nstate_dir = {:?}\n{}", self.name, self.state, self.extra);
         Config::parse(&text, Path::new("edge.toml")).unwrap()
     }
 

@@ -13,6 +13,6 @@ Each client has a thread of its own, on which callbacks such as `on_progress` ru
 any thread. Closing the client, or the end of the program, stops the sandboxes that it made.
 """
 
-from ._generated import DSecClient, Files, Images, PortStream, Process, Sandbox, Session, Watch
+from ._generated import DSecClient, Files, Iam, Images, PortStream, Process, Sandbox, Session, Watch
 
-__all__ = ["DSecClient", "Files", "Images", "PortStream", "Process", "Sandbox", "Session", "Watch"]
+__all__ = ["DSecClient", "Files", "Iam", "Images", "PortStream", "Process", "Sandbox", "Session", "Watch"]

@@ -10,11 +10,12 @@ from typing import Any
 
 import httpx
 
-from .. import _client, _commands, _files, _images, _ports, _sandbox
+from .. import _client, _commands, _files, _iam, _images, _ports, _sandbox
 from .._args import DSecContainerRunArgs, RegistryCredentials
 from .._bodies import Data
 from .._commands import StreamName
 from .._files import LocalPath, RemotePath
+from .._iam import AuditEntry, Grant, Identity, Key, Project, WhoAmI
 from .._images import OnPrefetch, OnProgress
 from .._records import (
     BlobTrace,
@@ -34,6 +35,8 @@ from .._records import (
     Usage,
 )
 from .._sandbox import DEFAULT, Timeout
+from .._tasks import TaskOutcome, TaskStatus
+from ..errors import DSecError
 from ._portal import Portal, close_at_exit
 
 
@@ -281,6 +284,125 @@ class PortStream:
     ) -> None:
         if self._portal.is_open:
             self._portal.call(self._inner.__aexit__(kind, error, trace))
+
+
+class Iam:
+    """Who may do what, and how much of it: `DSecClient.iam`.
+
+    A call changes what its key may change, and gives no more than its key holds. When it returns, the change
+    holds on every server.
+    """
+
+    def __init__(self, portal: Portal, inner: _iam.Iam) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    def whoami(self) -> WhoAmI:
+        """Who the key belongs to."""
+        return self._portal.call(self._inner.whoami())
+
+    def projects(self) -> tuple[Project, ...]:
+        """The project that the client acts in and all in it, in order."""
+        return self._portal.call(self._inner.projects())
+
+    def project(self, project: str) -> Project:
+        """One project."""
+        return self._portal.call(self._inner.project(project))
+
+    def create_project(
+        self, project: str, *, quota: Mapping[str, int] | None = None, ceiling: Sequence[str] | None = None
+    ) -> Project:
+        """Makes a project in another, which must be there."""
+        return self._portal.call(self._inner.create_project(project, quota=quota, ceiling=ceiling))
+
+    def set_quota(self, project: str, quota: Mapping[str, int]) -> Project:
+        """Sets all of a project's quota; an empty one takes it away."""
+        return self._portal.call(self._inner.set_quota(project, quota))
+
+    def set_ceiling(self, project: str, ceiling: Sequence[str] | None) -> Project:
+        """Sets what anybody may hold in a project at most; None takes it away."""
+        return self._portal.call(self._inner.set_ceiling(project, ceiling))
+
+    def remove_project(self, project: str) -> None:
+        """Removes a project that nothing is in."""
+        self._portal.call(self._inner.remove_project(project))
+
+    def stop_project(self, project: str, *, grace: float = 0.0, timeout: float = 120.0) -> TaskOutcome:
+        """Ends all sandboxes of a project and of those in it. Failures are in the result."""
+        return self._portal.call(self._inner.stop_project(project, grace=grace, timeout=timeout))
+
+    def wait_project(self, project: str, *, timeout: float = 3600.0) -> None:
+        """Waits until no sandbox of a project, or of those in it, lives."""
+        self._portal.call(self._inner.wait_project(project, timeout=timeout))
+
+    def identities(self) -> tuple[Identity, ...]:
+        """Those of the project that the client acts in and of all in it."""
+        return self._portal.call(self._inner.identities())
+
+    def identity(self, identity: int) -> Identity:
+        """One of them, with what it was given and its keys."""
+        return self._portal.call(self._inner.identity(identity))
+
+    def create_identity(self, name: str, *, kind: str = "service", project: str | None = None) -> Identity:
+        """Makes an identity, a `person`, `service` or `agent`, which holds nothing yet."""
+        return self._portal.call(self._inner.create_identity(name, kind=kind, project=project))
+
+    def remove_identity(self, identity: int) -> None:
+        """Removes an identity, its keys and its grants. What it gave counts for nothing from then on."""
+        self._portal.call(self._inner.remove_identity(identity))
+
+    def create_key(
+        self,
+        identity: int,
+        name: str,
+        *,
+        expires_in: float | None = None,
+        project: str | None = None,
+        role: str | None = None,
+        permissions: Sequence[str] | None = None,
+    ) -> Key:
+        """Makes a key, which is in the result's `key` and cannot be read again.
+
+        `expires_in`: seconds. `project`, `role` and `permissions` narrow it: it may do no more, whatever its
+        identity may.
+        """
+        return self._portal.call(
+            self._inner.create_key(
+                identity, name, expires_in=expires_in, project=project, role=role, permissions=permissions
+            )
+        )
+
+    def revoke_key(self, key_id: str) -> None:
+        """Revokes a key by its id: it works nowhere from then on."""
+        self._portal.call(self._inner.revoke_key(key_id))
+
+    def grants(self) -> tuple[Grant, ...]:
+        """What was given in the project that the client acts in and in all in it, the oldest first."""
+        return self._portal.call(self._inner.grants())
+
+    def grant(
+        self,
+        identity: int,
+        *,
+        role: str | None = None,
+        permissions: Sequence[str] = (),
+        project: str | None = None,
+    ) -> Grant:
+        """Gives an identity what a role may do, and permissions beside it.
+
+        Roles: `owner`, `builder`, `runtime`, `viewer`.
+        """
+        return self._portal.call(
+            self._inner.grant(identity, role=role, permissions=permissions, project=project)
+        )
+
+    def revoke_grant(self, grant: int) -> None:
+        """Takes a grant back, and with it all that rests on it."""
+        self._portal.call(self._inner.revoke_grant(grant))
+
+    def audit(self, *, denied: bool | None = None) -> Iterator[AuditEntry]:
+        """Who did what and who was not let, the latest first; with `denied`, one of both."""
+        return self._portal.iterate(self._inner.audit(denied=denied))
 
 
 class Images:
@@ -656,7 +778,7 @@ class Sandbox:
         one is there all the same. `scrub`: True leaves all known residue of work out (caches, history,
         keys, logs, temporary files), False none, names of rules (`["caches", "keys"]`) those.
 
-        `quiesce`: its processes `"freeze"` for some milliseconds; `"refuse"`: and :class:`Conflict` while
+        `quiesce`: its processes `"freeze"` meanwhile; `"refuse"`: and :class:`Conflict` while
         one of them has a file open for writing; `"none"`: they go on.
 
         Cancelling this call does not end the pack.
@@ -882,6 +1004,8 @@ class DSecClient:
     - `retry_for`: seconds that a call which is safe to repeat is repeated while the platform is away.
     - `ca_file`: PEM file of certificates to trust beside the system's, for https.
     - `stop_timeout`: seconds that stopping a sandbox may take at the end of an `with`.
+    - `project`: the project to act in: sandboxes belong to it, and lists show what is in it. Default:
+      `DSEC_PROJECT`, else that of the key.
 
     Closing the client stops the sandboxes that it made and that still run, also when the program is
     cancelled or interrupted; those made with `keep=True` stay.
@@ -898,6 +1022,7 @@ class DSecClient:
         max_connections: int = 1000,
         stop_timeout: float = 30.0,
         ca_file: str | None = None,
+        project: str | None = None,
     ) -> None:
         self._inner = _client.DSecClient(
             base_url,
@@ -908,6 +1033,7 @@ class DSecClient:
             max_connections=max_connections,
             stop_timeout=stop_timeout,
             ca_file=ca_file,
+            project=project,
         )
         self._portal = Portal()
 
@@ -949,13 +1075,18 @@ class DSecClient:
 
     @property
     def auth_headers(self) -> dict[str, str]:
-        """The header that shows the key, for other HTTP clients."""
+        """The headers that show the key and name the project, for other HTTP clients."""
         return self._inner.auth_headers
 
     @property
     def command_timeout(self) -> float | None:
         """Seconds that a command may take unless it is given its own."""
         return self._inner.command_timeout
+
+    @property
+    def iam(self) -> Iam:
+        """Projects, identities, keys, and what they may do."""
+        return Iam(self._portal, self._inner.iam)
 
     @property
     def images(self) -> Images:
@@ -1014,6 +1145,37 @@ class DSecClient:
         else:
             self._portal.call(_leave(context, None))
 
+    def run_containers(
+        self,
+        args: DSecContainerRunArgs,
+        count: int,
+        *,
+        at_once: int | None = None,
+        failures: list[DSecError] | None = None,
+        timeout: float = 300.0,
+        keep: bool = False,
+    ) -> Iterator[Sandbox]:
+        """Makes many container sandboxes that are alike, in one call, and gives each as soon as it runs.
+
+        ::
+
+            for sb in client.run_containers(args, 1000):
+                ...
+
+        One that cannot be made does not keep the others: when all have been tried, the first failure is
+        raised, with the number of all in `detail["failed"]`. With `failures`, a list of yours, nothing is
+        raised and they are put there. What all would meet (no such image) ends it early. `at_once` are made
+        at a time (64 when not given); `timeout` limits the wait for the next. A loop that is left early
+        leaves those that are being made until their `ttl_running_stop`; `stop_task` of their task ends them.
+        With `keep`, closing the client leaves all running.
+        """
+        for each in self._portal.iterate(
+            self._inner.run_containers(
+                args, count, at_once=at_once, failures=failures, timeout=timeout, keep=keep
+            )
+        ):
+            yield Sandbox(self._portal, each)
+
     def get(self, sandbox_id: str) -> Sandbox:
         """A sandbox by its id. It is not stopped when the client closes."""
         return Sandbox(self._portal, self._portal.call(self._inner.get(sandbox_id)))
@@ -1023,16 +1185,20 @@ class DSecClient:
         *,
         state: str | Sequence[str] | None = None,
         task_id: str | None = None,
+        project: str | None = None,
         labels: Mapping[str, str] | None = None,
         usage: bool = False,
         page: int = 100,
     ) -> Iterator[Sandbox]:
         """The sandboxes, newest first: of any of these states, with all of these labels.
 
-        `page`: how many are asked for at once. Ended sandboxes stay listed for an hour.
+        `project`: only those of it and of all in it. `page`: how many are asked for at once. Ended sandboxes
+        stay listed for an hour.
         """
         for each in self._portal.iterate(
-            self._inner.list(state=state, task_id=task_id, labels=labels, usage=usage, page=page)
+            self._inner.list(
+                state=state, task_id=task_id, project=project, labels=labels, usage=usage, page=page
+            )
         ):
             yield Sandbox(self._portal, each)
 
@@ -1046,9 +1212,52 @@ class DSecClient:
         """
         return self._portal.call(self._inner.stop_all(task_id=task_id, labels=labels))
 
+    def tasks(self) -> tuple[TaskStatus, ...]:
+        """The tasks that have sandboxes, or had some within the hour."""
+        return self._portal.call(self._inner.tasks())
+
+    def task(self, task_id: str) -> TaskStatus:
+        """One task: how many sandboxes it has, by state and node."""
+        return self._portal.call(self._inner.task(task_id))
+
+    def stop_task(self, task_id: str, *, grace: float = 0.0, timeout: float = 120.0) -> TaskOutcome:
+        """Ends all sandboxes of a task, on whatever nodes, and waits until nothing is left of them.
+
+        `grace`: seconds between SIGTERM and SIGKILL. It is safe to repeat, and then ends those that are left:
+        failures are in the result and not raised, see `TaskOutcome.check`.
+        """
+        return self._portal.call(self._inner.stop_task(task_id, grace=grace, timeout=timeout))
+
+    def wait_task(self, task_id: str, *, timeout: float = 3600.0) -> None:
+        """Waits until no sandbox of a task lives.
+
+        :class:`DeadlineExceeded` when some still do after `timeout` seconds.
+        """
+        self._portal.call(self._inner.wait_task(task_id, timeout=timeout))
+
     def nodes(self) -> tuple[NodeStatus, ...]:
         """The nodes: what they are, can do and do now."""
         return self._portal.call(self._inner.nodes())
+
+    def node(self, name: str) -> NodeStatus:
+        """One node."""
+        return self._portal.call(self._inner.node(name))
+
+    def cordon_node(self, name: str, *, reason: str = "") -> NodeStatus:
+        """Keeps new sandboxes away from a node. Those it has stay."""
+        return self._portal.call(self._inner.cordon_node(name, reason=reason))
+
+    def uncordon_node(self, name: str) -> NodeStatus:
+        """Lets a node take sandboxes again, after a cordon or a drain."""
+        return self._portal.call(self._inner.uncordon_node(name))
+
+    def drain_node(self, name: str, *, stop_after: float | None = None, reason: str = "") -> NodeStatus:
+        """Keeps new sandboxes away from a node and lets those it has end; it does not wait for that.
+
+        What is left after `stop_after` seconds is stopped; None: nothing is. The node is drained when
+        `(client.node(name)).sandboxes` is 0.
+        """
+        return self._portal.call(self._inner.drain_node(name, stop_after=stop_after, reason=reason))
 
     def healthy(self) -> bool:
         """Whether the platform can be reached and a node answers."""

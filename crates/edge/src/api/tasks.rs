@@ -1,0 +1,179 @@
+//! What concerns all sandboxes of a task on this node.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use dsec_model::{EndReason, ErrorKind, TaskId};
+use dsec_proto::rest::{
+    ApiError, GRACE_MAX_MS, StateCounts, StopRequest, Task, TaskFailure, TaskList, TaskOutcome,
+    TaskWaitRequest, WAIT_DEFAULT_MS, WAIT_MAX_MS,
+};
+use futures_util::future::join_all;
+use serde::Deserialize;
+use serde_json::json;
+
+use super::{Answer, Caller, Failure, OptionalJson, Params, PathOf, Shared, json as answer};
+use crate::error::invalid_field;
+use crate::node::Node;
+use crate::pending::Meant;
+use crate::sandbox::Handle;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ListParams {
+    task_id: Option<String>,
+}
+
+/// All tasks, or the one that is asked for.
+pub(super) async fn list(State(node): Shared, caller: Caller, Params(asked): Params<ListParams>) -> Answer {
+    let asked = asked.task_id.as_deref().map(parse).transpose()?;
+    let mut tasks: BTreeMap<TaskId, Task> = BTreeMap::new();
+    for handle in node.registry.all() {
+        let record = handle.record();
+        let Some(task_id) = &record.task_id else { continue };
+        if asked.as_ref().is_some_and(|asked| asked != task_id) || !caller.sees.has(&record.project) {
+            continue;
+        }
+        let mut sandboxes = StateCounts::default();
+        sandboxes.count(record.state);
+        let living = sandboxes.living();
+        let task = tasks.entry(task_id.clone()).or_insert_with(|| Task {
+            task_id: task_id.clone(),
+            projects: BTreeSet::new(),
+            sandboxes: StateCounts::default(),
+            nodes: BTreeMap::new(),
+            first_created_ms: record.created_ms,
+            last_created_ms: record.created_ms,
+        });
+        task.projects.insert(record.project.clone());
+        task.sandboxes += sandboxes;
+        if living > 0 {
+            *task.nodes.entry(record.node.clone()).or_default() += living;
+        }
+        task.first_created_ms = task.first_created_ms.min(record.created_ms);
+        task.last_created_ms = task.last_created_ms.max(record.created_ms);
+    }
+    Ok(answer(StatusCode::OK, &TaskList { tasks: tasks.into_values().collect() }))
+}
+
+pub(super) async fn stop(
+    State(node): Shared,
+    caller: Caller,
+    PathOf(task): PathOf<String>,
+    OptionalJson(request): OptionalJson<StopRequest>,
+) -> Answer {
+    stop_meant(&node, &of_task(caller, &task)?, &request).await
+}
+
+/// Stops all that the caller may stop.
+pub(super) async fn stop_all(
+    State(node): Shared,
+    caller: Caller,
+    OptionalJson(request): OptionalJson<StopRequest>,
+) -> Answer {
+    stop_meant(&node, &Meant { task: None, scope: caller.may }, &request).await
+}
+
+async fn stop_meant(node: &Node, meant: &Meant, request: &StopRequest) -> Answer {
+    let pending = node.pending.stop(meant);
+    let living = living(node, meant);
+    let grace_ms = request.grace_ms.min(GRACE_MAX_MS);
+    let stops = living.iter().map(|handle| {
+        let handle = Arc::clone(handle);
+        // A caller that hangs up drops this handler and not the stops.
+        tokio::spawn(async move { handle.stop(EndReason::Asked, grace_ms).await })
+    });
+    let ended = join_all(stops.collect::<Vec<_>>()).await;
+    // Those that were being made make nothing any more.
+    let matched = pending + living.len() as u64;
+    let mut outcome = TaskOutcome { matched, done: pending, ..TaskOutcome::default() };
+    for (handle, ended) in living.iter().zip(ended) {
+        let broken = |_| Err(ApiError::new(ErrorKind::Internal, "the stop met a defect in the edge"));
+        match ended.unwrap_or_else(broken) {
+            Ok(_) => outcome.done += 1,
+            Err(error) => outcome.fail(TaskFailure {
+                node: node.config.node.to_string(),
+                sandbox_id: Some(handle.id.clone()),
+                error: *error.0,
+            }),
+        }
+    }
+    Ok(answer(StatusCode::OK, &outcome))
+}
+
+pub(super) async fn wait(
+    State(node): Shared,
+    caller: Caller,
+    PathOf(task): PathOf<String>,
+    OptionalJson(request): OptionalJson<TaskWaitRequest>,
+) -> Answer {
+    wait_meant(&node, &of_task(caller, &task)?, &request).await
+}
+
+/// Waits for all that the caller sees.
+pub(super) async fn wait_all(
+    State(node): Shared,
+    caller: Caller,
+    OptionalJson(request): OptionalJson<TaskWaitRequest>,
+) -> Answer {
+    wait_meant(&node, &Meant { task: None, scope: caller.may }, &request).await
+}
+
+async fn wait_meant(node: &Node, meant: &Meant, request: &TaskWaitRequest) -> Answer {
+    let ms = request.timeout_ms.unwrap_or(WAIT_DEFAULT_MS).min(WAIT_MAX_MS);
+    let all_ended = async {
+        loop {
+            node.pending.none_of(meant).await;
+            let living = living(node, meant);
+            if living.is_empty() && !node.pending.has(meant) {
+                return;
+            }
+            // Others may be created meanwhile, so it is looked again.
+            join_all(living.iter().map(|handle| handle.wait_for(|_| false))).await;
+        }
+    };
+    if tokio::time::timeout(Duration::from_millis(ms), all_ended).await.is_ok() {
+        return Ok(answer(StatusCode::OK, &json!({})));
+    }
+    let left = living(node, meant).len().max(usize::from(node.pending.has(meant)));
+    let what = match &meant.task {
+        Some(task) => format!("sandboxes of task {task}"),
+        None => "sandboxes".to_owned(),
+    };
+    Err(Failure(
+        ApiError::new(ErrorKind::DeadlineExceeded, format!("{left} {what} did not end within {ms} ms"))
+            .detail(json!({ "task_id": meant.task, "left": left })),
+    ))
+}
+
+/// Pauses need a backend that can.
+pub(super) async fn pause(PathOf(task): PathOf<String>) -> Answer {
+    parse(&task)?;
+    pause_all().await
+}
+
+/// The same, for all that the caller may pause.
+pub(super) async fn pause_all() -> Answer {
+    Err(Failure(ApiError::new(ErrorKind::Unsupported, "this version's containers cannot be paused")))
+}
+
+/// A task's name, parsed.
+pub(super) fn parse(task: &str) -> Result<TaskId, ApiError> {
+    task.parse().map_err(|e: dsec_model::IdError| invalid_field("task_id", e.to_string()))
+}
+
+fn of_task(caller: Caller, task: &str) -> Result<Meant, ApiError> {
+    Ok(Meant { task: Some(parse(task)?), scope: caller.may })
+}
+
+fn living(node: &Node, meant: &Meant) -> Vec<Arc<Handle>> {
+    let mut living = node.registry.living();
+    living.retain(|handle| {
+        let record = handle.record();
+        meant.has(record.task_id.as_ref(), &record.project)
+    });
+    living
+}
