@@ -15,6 +15,7 @@ pub mod nodes;
 pub mod ports;
 mod prefetch;
 pub mod projects;
+pub mod releases;
 pub mod sandboxes;
 pub mod sessions;
 mod store;
@@ -33,7 +34,7 @@ use crate::app::App;
 pub use call::{Call, NodeCall, SandboxCall};
 
 /// Every template of [`router`]: what metrics and logs call a path by.
-pub const ROUTES: [&str; 76] = [
+pub const ROUTES: [&str; 81] = [
     "/healthz",
     "/metrics",
     "/v1/openapi.json",
@@ -56,6 +57,11 @@ pub const ROUTES: [&str; 76] = [
     "/v1/nodes/{node}/cordon",
     "/v1/nodes/{node}/uncordon",
     "/v1/nodes/{node}/drain",
+    "/v1/nodes/{node}/release",
+    "/v1/nodes/{node}/releases/{release}",
+    "/v1/nodes/{node}/release/try",
+    "/v1/nodes/{node}/config/try",
+    "/v1/nodes/{node}/trial/end",
     "/v1/cluster",
     "/v1/cluster/tokens",
     "/v1/cluster/nodes",
@@ -167,6 +173,11 @@ fn tasks_and_nodes() -> Router<Arc<App>> {
         .route("/v1/nodes/{node}/cordon", post(nodes::cordon))
         .route("/v1/nodes/{node}/uncordon", post(nodes::uncordon))
         .route("/v1/nodes/{node}/drain", post(nodes::drain))
+        .route("/v1/nodes/{node}/release", get(releases::get))
+        .route("/v1/nodes/{node}/releases/{release}", put(releases::put))
+        .route("/v1/nodes/{node}/release/try", post(releases::try_release))
+        .route("/v1/nodes/{node}/config/try", post(releases::try_config))
+        .route("/v1/nodes/{node}/trial/end", post(releases::end_trial))
 }
 
 fn members() -> Router<Arc<App>> {

@@ -13,6 +13,7 @@ mod layer;
 mod limits;
 mod node;
 mod pack;
+mod release;
 mod sandbox;
 mod session;
 mod task;
@@ -51,6 +52,11 @@ pub use node::{
     SchedulingState,
 };
 pub use pack::{ImageSettings, LAYER_WORKSPACE, LeftOut, PackRequest, Packed, Quiesce};
+pub use release::{
+    ChangeBegun, EndTrialRequest, FailedChange, INSTALLED, NodeChange, NodeRelease, NodeTrial, Programs,
+    RELEASE_BYTES_MAX, RELEASE_PROGRAMS, ReleaseName, ReleaseNameError, StoredRelease, TRIAL_MS_DEFAULT,
+    TRIAL_MS_RANGE, TryConfigRequest, TryReleaseRequest, digest_text,
+};
 pub use sandbox::{
     BACKEND_CONTAINER, CreateManyEvent, CreateManyRequest, CreateSandboxRequest, FenceRequest, Fenced,
     LaunchPhase, Sandbox, SandboxLayer, SandboxLimits, SandboxList, StopRequest, Usage,
