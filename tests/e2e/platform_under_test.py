@@ -77,12 +77,14 @@ class Platform:
     key: str = ""
     #: What goes before each command, such as `nsenter` with its options.
     inside: Sequence[str] = ()
+    #: Where its programs are.
+    programs: Path = BIN
     _clients: list[DSecClient] = field(default_factory=list)
 
     def dsec(self, *arguments: str, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
         """Runs the CLI against it."""
         done = subprocess.run(
-            [*self.inside, str(BIN / "dsec"), *arguments], env=self.env, capture_output=True, text=True, timeout=300 * PATIENCE, **options
+            [*self.inside, str(self.programs / "dsec"), *arguments], env=self.env, capture_output=True, text=True, timeout=300 * PATIENCE, **options
         )
         if check and done.returncode != 0:
             raise AssertionError(f"dsec {' '.join(arguments)} ended with {done.returncode}: {done.stderr}")

@@ -1,6 +1,7 @@
 //! One request to one node: headers made right for the next hop, bodies streamed through.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::Request;
@@ -24,6 +25,12 @@ use crate::upstream::{self, Answer, SendError};
 /// Bodies of a known length up to this, bytes, are read whole before they are sent: head and body
 /// then leave in one write, and the edge wakes once instead of twice.
 pub const WHOLE_BODY_MAX: u64 = 64 << 10;
+
+/// How long after its last answer a node that cannot be reached is waited for: an edge with hundreds of sandboxes is back within
+/// that, by itself or as another release. A node that is really away is known to be so from then on.
+const RESTART_MAX: Duration = Duration::from_secs(5);
+/// Pause between two tries.
+const RESTART_LOOK: Duration = Duration::from_millis(25);
 
 /// What kind of body a path takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,12 +82,20 @@ impl Outgoing {
     }
 
     /// Sends it to `node` and makes the response ready for the caller. An upgrade that the edge
-    /// agrees to goes on in a task of `tunnels`.
+    /// agrees to goes on in a task of `tunnels`. A node that answered a moment ago and cannot be reached has an edge that is being
+    /// started again, and is waited for: nothing of the request has been sent.
     ///
     /// # Errors
     /// No response came; the failure says whether the request may have been carried out.
     pub async fn send(mut self, node: &Arc<Node>, tunnels: &TaskTracker) -> Reply {
-        self.try_send(node, tunnels).await.map_err(|error| failure_of(node, error))
+        loop {
+            match self.try_send(node, tunnels).await {
+                Err(SendError::Unreachable(_)) if node.answered_within(RESTART_MAX) => {
+                    tokio::time::sleep(RESTART_LOOK).await;
+                }
+                sent => return sent.map_err(|error| failure_of(node, error)),
+            }
+        }
     }
 
     /// The same, for a caller who may try another node: after [`SendError::Unreachable`] it can be sent again.

@@ -1,9 +1,9 @@
 //! The nodes, configured ones and those that have joined, and what is known of them.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::extract::Request;
@@ -33,12 +33,22 @@ const ANSWER_MAX: usize = 64 << 20;
 pub struct Node {
     name: NodeId,
     pool: Arc<Pool>,
+    /// When it last answered, ms after [`BEGAN`]; 0: never.
+    answered_ms: AtomicU64,
+}
+
+/// A moment that all times of answers are counted from.
+static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// Milliseconds since then, never 0.
+fn since_began_ms() -> u64 {
+    u64::try_from(BEGAN.elapsed().as_millis()).unwrap_or(u64::MAX - 1) + 1
 }
 
 impl Node {
     /// A node that is reached so.
     pub fn new(name: NodeId, way: Way) -> Self {
-        Self { name, pool: Arc::new(Pool::new(way)) }
+        Self { name, pool: Arc::new(Pool::new(way)), answered_ms: AtomicU64::new(0) }
     }
 
     /// Its name.
@@ -56,7 +66,18 @@ impl Node {
     /// # Errors
     /// See [`SendError`].
     pub async fn send(&self, request: &mut Request) -> Result<Answer, SendError> {
-        upstream::send(&self.pool, request).await
+        let answer = upstream::send(&self.pool, request).await;
+        if answer.is_ok() {
+            self.answered_ms.store(since_began_ms(), Ordering::Relaxed);
+        }
+        answer
+    }
+
+    /// Whether it answered so short a time ago that, if it cannot be reached, its edge is being started again.
+    pub fn answered_within(&self, limit: Duration) -> bool {
+        let answered_ms = self.answered_ms.load(Ordering::Relaxed);
+        let ago_ms = u128::from(since_began_ms().saturating_sub(answered_ms));
+        answered_ms > 0 && ago_ms <= limit.as_millis()
     }
 
     /// Asks a question whose answer is JSON.

@@ -30,6 +30,7 @@ use crate::release::Releases;
 use crate::sandbox::Handle;
 use crate::sandbox::plan::defaults_on;
 use crate::scheduling::Scheduling;
+use crate::traffic::Traffic;
 use crate::{adopt, doctor, ids, maintenance, sockets};
 
 /// Names of layers that a report has: some kilobytes, a second and node.
@@ -68,6 +69,8 @@ pub struct Node {
     pub scheduling: Scheduling,
     /// Which programs it runs.
     pub releases: Releases,
+    /// Requests that are being answered.
+    pub traffic: Traffic,
     /// Those that ended.
     pub ended: EndedLog,
     /// Idempotency keys.
@@ -109,6 +112,7 @@ impl Node {
             room: Room::new(capacity(&*launch)?, config.admission, &config.state_dir),
             scheduling: Scheduling::load(&config.state_dir, &node)?,
             releases: Releases::open(&config)?,
+            traffic: Traffic::default(),
             layers,
             registry: Registry::default(),
             pending: Pending::default(),
@@ -221,6 +225,12 @@ impl Node {
         // The sender lives as long as `self`.
         let said = over.wait_for(Option::is_some).await.ok().and_then(|said| *said);
         said.unwrap_or(Over::Down)
+    }
+
+    /// Resolves when this edge is about to become another: who waits here has to wait there.
+    pub async fn handed_on(&self) {
+        let mut over = self.over.subscribe();
+        let _ = over.wait_for(|over| *over == Some(Over::HandedOn)).await;
     }
 
     /// Lets what is being launched come to its end, and has this process become what is to run next. New sandboxes are kept away from

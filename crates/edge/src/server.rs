@@ -28,6 +28,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 /// Until a silent caller is asked whether it is there, and between two questions.
 const KEEPALIVE: Duration = Duration::from_secs(30);
+/// How long it takes until whoever has connected to a socket that is not there any more has been accepted.
+const AT_THE_DOOR: Duration = Duration::from_millis(20);
 /// When the work is done: how long the last answers may take to leave.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -40,11 +42,16 @@ pub struct Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
+        self.unlink();
     }
 }
 
 impl Socket {
+    /// Keeps others from connecting.
+    fn unlink(&self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+
     /// Binds `path` with mode 0600. What an earlier edge left there is replaced: the state lock says
     /// that it does not run.
     ///
@@ -89,6 +96,17 @@ pub async fn serve(node: Arc<Node>, socket: Socket) -> Over {
             }
         }
     };
+    if over == Over::HandedOn {
+        // Nobody new comes from here on; who is at the door is let in still.
+        socket.unlink();
+        let late = async {
+            while let Ok((stream, _)) = socket.listener.accept().await {
+                connections.spawn(connection(stream, router.clone(), stop.clone()));
+            }
+        };
+        let _no_more_come = tokio::time::timeout(AT_THE_DOOR, late).await;
+        node.traffic.leave(LAST_WORDS).await;
+    }
     drop(socket);
     say_last_words(&stop, &connections).await;
     over
@@ -107,10 +125,10 @@ pub async fn serve_cluster(node: Arc<Node>, listener: TcpListener, tls: Arc<Serv
     let (stop, acceptor) = (CancellationToken::new(), TlsAcceptor::from(tls));
     let connections = TaskTracker::new();
     let mut over = std::pin::pin!(node.over());
-    loop {
+    let over = loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            _ = &mut over => break,
+            over = &mut over => break over,
         };
         match accepted {
             Ok((stream, _)) => {
@@ -131,8 +149,12 @@ pub async fn serve_cluster(node: Arc<Node>, listener: TcpListener, tls: Arc<Serv
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
-    }
+    };
     drop(listener);
+    // Who was at the door had not got through the handshake, and so has sent nothing.
+    if over == Over::HandedOn {
+        node.traffic.leave(LAST_WORDS).await;
+    }
     say_last_words(&stop, &connections).await;
 }
 

@@ -71,5 +71,8 @@ pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
 pub const IDEMPOTENCY_ATTEMPT: &str = "idempotency-attempt";
 /// Header that names, separated by commas, the nodes without which an answer is.
 pub const UNREACHABLE_NODES: &str = "x-dsec-unreachable-nodes";
+/// Header that says that its caller takes an answer to a command with `wait` before the command has ended, and goes on waiting: a node
+/// whose edge is about to become another gives one.
+pub const TAKES_EARLY: &str = "x-dsec-takes-early";
 /// Header that names one request in logs of every process; made where it is missing.
 pub const REQUEST_ID: &str = "x-request-id";

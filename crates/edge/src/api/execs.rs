@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::{HeaderName, StatusCode, header};
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::response::IntoResponse;
 use bytes::Bytes;
-use dsec_proto::rest::{ApiError, ExecList, ExecRequest, PtySize, SignalRequest};
+use dsec_proto::rest::{ApiError, ExecList, ExecRequest, PtySize, SignalRequest, TAKES_EARLY};
 use http_body_util::BodyExt;
 use serde::Deserialize;
 
-use super::{Answer, In, Json, Params, PathOf, json};
+use super::{Answer, In, Json, Params, PathOf, Shared, json};
 use crate::error::{invalid, invalid_field};
 use crate::guest::exec::{Exec, Which};
 use crate::guest::read::{CHUNK, Step, StreamReader};
@@ -29,12 +30,24 @@ pub(super) struct ExecPath {
     pub(super) eid: String,
 }
 
-pub(super) async fn start(In(entered): In, Json(request): Json<ExecRequest>) -> Answer {
+pub(super) async fn start(
+    State(node): Shared,
+    In(entered): In,
+    headers: HeaderMap,
+    Json(request): Json<ExecRequest>,
+) -> Answer {
     run::check(&request)?;
     let (wait, inline) = (request.wait, run::inline_limit(request.inline_limit_bytes, run::INLINE_DEFAULT)?);
     // Dropped with its caller, the start still happens whole or not at all; see `Connection::start`.
     let exec = run::start(&entered, request).await?;
-    let record = if wait { run::finish(&entered, &exec, inline).await? } else { exec.record() };
+    let takes_early = headers.contains_key(TAKES_EARLY);
+    let record = match wait {
+        true => tokio::select! {
+            ended = run::finish(&entered, &exec, inline) => ended?,
+            () = node.handed_on(), if takes_early => exec.record(),
+        },
+        false => exec.record(),
+    };
     Ok(json(StatusCode::OK, &record))
 }
 
@@ -51,6 +64,7 @@ pub(super) struct GetParams {
 }
 
 pub(super) async fn get(
+    State(node): Shared,
     In(entered): In,
     PathOf(ExecPath { eid }): PathOf<ExecPath>,
     Params(params): Params<GetParams>,
@@ -64,7 +78,10 @@ pub(super) async fn get(
             );
         }
         let _keeps = exec.reading();
-        let _ = tokio::time::timeout(Duration::from_millis(ms), exec.ended()).await;
+        tokio::select! {
+            _ = tokio::time::timeout(Duration::from_millis(ms), exec.ended()) => {}
+            () = node.handed_on() => {}
+        }
     }
     let lost = exec.lost();
     if let Some(why) = lost {

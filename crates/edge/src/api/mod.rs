@@ -38,6 +38,7 @@ use serde::de::DeserializeOwned;
 use crate::error::invalid;
 use crate::node::Node;
 use crate::sandbox::Entered;
+use crate::traffic;
 
 pub use caller::Caller;
 
@@ -57,6 +58,7 @@ fn around(paths: Router<Arc<Node>>, node: Arc<Node>) -> Router {
         .fallback(no_path)
         .method_not_allowed_fallback(no_method)
         .layer(middleware::from_fn(around::around))
+        .layer(middleware::from_fn_with_state(Arc::clone(&node), traffic::counted))
         .with_state(node)
 }
 

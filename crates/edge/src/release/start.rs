@@ -143,8 +143,7 @@ pub struct Inherited(Vec<Pid>);
 impl Inherited {
     /// Those that there are now: to be asked for before any is started.
     pub fn find() -> Self {
-        let pid = std::process::id();
-        let children = std::fs::read_to_string(format!("/proc/self/task/{pid}/children")).unwrap_or_default();
+        let children = std::fs::read_to_string("/proc/thread-self/children").unwrap_or_default();
         let pids = children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?));
         Self(pids.collect())
     }

@@ -18,7 +18,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Looks in a row at which a node must be well.
 const WELL_LOOKS: u32 = 3;
 /// How much longer a node waits by itself than we look at it.
-const TRIAL_MARGIN: Duration = Duration::from_secs(30);
+const TRIAL_MARGIN: Duration = Duration::from_secs(15);
 /// How long a node may take to be back on what it had.
 const BACK_WITHIN: Duration = Duration::from_secs(60);
 
