@@ -7,14 +7,12 @@ import os
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
 from libdsec import DSecContainerRunArgs
 from libdsec.sync import DSecClient, Process, Sandbox
 
@@ -83,7 +81,7 @@ class Load:
         while not self.over.is_set():
             try:
                 work()
-            except BaseException as error:  # noqa: BLE001
+            except BaseException as error:
                 self.failures.append(error)
                 return
 
@@ -315,10 +313,11 @@ def host_pid(node: Platform, pid: int) -> int:
     """The process of a node's namespaces as this machine numbers it."""
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
-            text, command = status.read_text(), (status.parent / "cmdline").read_text()
+            lines, command = status.read_text().splitlines(), (status.parent / "cmdline").read_text()
         except OSError:
             continue
-        if str(node.state) in command and f"\t{pid}\n" in next(line + "\n" for line in text.splitlines() if line.startswith("NSpid")):
+        numbers = [line.split()[-1] for line in lines if line.startswith("NSpid")]
+        if str(node.state) in command and numbers == [str(pid)]:
             return int(status.parent.name)
     raise AssertionError(f"no process {pid} of {node.state}")
 
@@ -336,7 +335,8 @@ def on_both(client: DSecClient) -> dict[str, Sandbox]:
 
 def everything(client: DSecClient, sandboxes: dict[str, Sandbox]) -> None:
     """What a rollout does in a sandbox, in each of these, and new ones on both nodes."""
-    for name, sandbox in {**sandboxes, **{f"new-{name}": sandbox for name, sandbox in on_both(client).items()}}.items():
+    fresh = {f"new-{name}": sandbox for name, sandbox in on_both(client).items()}
+    for name, sandbox in {**sandboxes, **fresh}.items():
         assert sandbox.run_shell("echo $0; cat", stdin="in").stdout.endswith("in"), name
         sandbox.files.write("/file", name.encode())
         assert sandbox.files.read("/file") == name.encode()
