@@ -67,6 +67,19 @@ def leftovers(state: Path | None = None, inside: Sequence[str] = ()) -> dict[str
     return {kind: int(count) for kind, count in (line.split() for line in lines)}
 
 
+def nothing_new(
+    since: Mapping[str, int], state: Path | None = None, inside: Sequence[str] = (), limit_s: float = 0.0
+) -> None:
+    """Fails when something that came after the counts of `since` is still there after the limit.
+
+    Less than before is no leftover: what was about to end when it was counted has ended.
+    """
+    end = time.monotonic() + limit_s * PATIENCE
+    while left := {kind: (since[kind], now) for kind, now in leftovers(state, inside).items() if now > since[kind]}:
+        assert time.monotonic() < end, f"left behind, as (before, now): {left}"
+        time.sleep(0.1)
+
+
 @dataclass
 class Platform:
     """A running platform."""
@@ -197,9 +210,7 @@ def _made(inside: Sequence[Sequence[str]]) -> Iterator[list[Platform]]:
             running.close_clients()
             running.down()
     for work, running, then in zip(works, made, before, strict=True):
-        after = leftovers(running.state, running.inside)
-        left = {kind: (then[kind], after[kind]) for kind in after if after[kind] != then[kind]}
-        assert not left, f"left behind: {left}"
+        nothing_new(then, running.state, running.inside)
         shutil.rmtree(work)
 
 

@@ -451,6 +451,8 @@ impl Cluster {
             });
             changed.await?.map_err(refused)?;
             self.apply(nodes);
+            // Who sees that the node is up may use it at once.
+            nodes.look_at(&node).await;
         }
         if issued.is_some() {
             tracing::info!(node_id = %node, "certificate of a node is renewed");

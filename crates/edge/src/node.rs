@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
+use dsec_backend::shelf::Shelf;
 use dsec_model::{ErrorKind, State};
 use dsec_proto::rest::{
     ApiError, BACKEND_CONTAINER, CreateSandboxRequest, Feature, FeatureState, NodeStatus, NodeUsage,
@@ -53,6 +54,8 @@ pub struct Node {
     pub scheduling: Scheduling,
     /// Those that ended.
     pub ended: EndedLog,
+    /// Directories of records, between one sandbox and the next.
+    pub records: Shelf,
     /// Idempotency keys.
     pub keys: Arc<Keys>,
     /// Tasks that own sandboxes.
@@ -85,6 +88,8 @@ impl Node {
             .map_err(|e| internal("the state directory cannot be made", &e))?;
         let (ended, remembered) =
             EndedLog::open(&config.state_dir).map_err(|e| internal("ended.jsonl cannot be read", &e))?;
+        let records = Shelf::open(config.state_dir.join("run/records"))
+            .map_err(|e| internal("room for records cannot be made", &e))?;
         let backend = Arc::clone(&launch);
         let node = config.node.to_string();
         let layers = Layers::open(&config.state_dir, &node, &config.store, content, backend)?;
@@ -96,6 +101,7 @@ impl Node {
             pending: Pending::default(),
             charges: Charges::default(),
             ended,
+            records,
             keys: Arc::default(),
             tasks: TaskTracker::new(),
             boot_id,
