@@ -7,8 +7,8 @@ use dsec_proto::rest::CREATE_AT_ONCE_MAX;
 use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 
-use crate::cluster::Cluster;
-use crate::config::Config;
+use crate::cluster::{Cluster, ClusterStore, DatabaseStore, FileStore, StoreError};
+use crate::config::{ClusterConfig, ClusterPlace, Config};
 use crate::keys::{FileKeys, KeyFileError, RECHECK};
 use crate::metrics::Metrics;
 use crate::nodes::NodeSet;
@@ -46,6 +46,9 @@ pub enum AppError {
     /// The database of identities.
     #[error(transparent)]
     Iam(#[from] IamError),
+    /// What the cluster knows.
+    #[error(transparent)]
+    Cluster(#[from] StoreError),
 }
 
 impl App {
@@ -62,15 +65,20 @@ impl App {
     /// # Errors
     /// The database cannot be used.
     pub async fn with_keys(config: &Config, keys: FileKeys) -> Result<Arc<Self>, AppError> {
+        let iam = Iam::open(&config.database).await?;
+        let cluster = match &config.cluster {
+            Some(cluster) => {
+                let names = config.nodes.iter().map(|node| node.name.clone()).collect();
+                Some(Cluster::new(store_of(cluster, &iam).await?, cluster.settings(), names))
+            }
+            None => None,
+        };
         Ok(Arc::new(Self {
             keys,
-            iam: Iam::open(&config.database).await?,
+            iam,
             quotas: Quotas::default(),
             nodes: NodeSet::new(&config.nodes),
-            cluster: config.cluster.as_ref().map(|cluster| {
-                let names = config.nodes.iter().map(|node| node.name.clone()).collect();
-                Cluster::in_dir(&cluster.dir, cluster.settings(), names)
-            }),
+            cluster,
             metrics: Metrics::new(),
             batch_turns: Semaphore::new(BATCH_TURNS),
             tunnels: TaskTracker::new(),
@@ -81,4 +89,17 @@ impl App {
     pub async fn watch(&self) {
         tokio::join!(self.nodes.watch(), self.iam.keep(), self.quotas.keep(self));
     }
+}
+
+async fn store_of(config: &ClusterConfig, iam: &Iam) -> Result<Arc<dyn ClusterStore>, StoreError> {
+    Ok(match &config.place {
+        ClusterPlace::Files { dir } => Arc::new(FileStore::new(dir)),
+        ClusterPlace::Database { earlier } => {
+            let store = DatabaseStore::new(iam.documents());
+            if let Some(dir) = earlier {
+                store.take_over(dir).await?;
+            }
+            Arc::new(store)
+        }
+    })
 }

@@ -18,7 +18,8 @@ pub const LIFETIME_MIN_S: u64 = 60;
 const LIFETIME_MAX_S: u64 = 90 * 24 * 3600;
 
 /// Databases that are known.
-const DATABASES: [&str; 3] = ["sqlite:", "postgres://", "postgresql://"];
+const ONE_FILE: &str = "sqlite:";
+const DATABASES: [&str; 3] = [ONE_FILE, "postgres://", "postgresql://"];
 
 /// The file as written, before it is checked. Every field may come from a flag instead.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -78,10 +79,28 @@ pub struct Config {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ClusterConfig {
     /// Where its authority, its tokens and its nodes are kept.
-    #[serde(rename = "cluster_dir")]
-    pub dir: PathBuf,
+    #[serde(flatten)]
+    pub place: ClusterPlace,
     /// How long certificates live, seconds.
     pub certificate_lifetime_s: u64,
+}
+
+/// Where what a cluster knows is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum ClusterPlace {
+    /// In files of this server.
+    Files {
+        /// Their directory.
+        #[serde(rename = "cluster_dir")]
+        dir: PathBuf,
+    },
+    /// In the database, which several servers share.
+    Database {
+        /// Directory of what this server kept in files before; that moves into the database.
+        #[serde(rename = "cluster_dir", skip_serializing_if = "Option::is_none")]
+        earlier: Option<PathBuf>,
+    },
 }
 
 impl ClusterConfig {
@@ -225,7 +244,16 @@ impl ConfigFile {
         check_listen(&listen)?;
         let keys_file =
             self.keys_file.ok_or(ConfigError::Missing { field: "keys_file", flag: "--keys-file" })?;
-        if self.nodes.is_empty() && self.cluster_dir.is_none() {
+        let database = match self.database {
+            Some(database) if DATABASES.iter().any(|scheme| database.starts_with(scheme)) => database,
+            Some(_) => return Err(ConfigError::Database),
+            None => format!("sqlite:{}", keys_file.with_file_name("control.db").display()),
+        };
+        let place = match (database.starts_with(ONE_FILE), self.cluster_dir) {
+            (true, dir) => dir.map(|dir| ClusterPlace::Files { dir }),
+            (false, earlier) => Some(ClusterPlace::Database { earlier }),
+        };
+        if self.nodes.is_empty() && place.is_none() {
             return Err(ConfigError::Missing { field: "nodes", flag: "--node" });
         }
         let usual_s = Settings::default().lifetime.as_secs();
@@ -233,7 +261,7 @@ impl ConfigFile {
         if !(LIFETIME_MIN_S..=LIFETIME_MAX_S).contains(&certificate_lifetime_s) {
             return Err(ConfigError::Lifetime(certificate_lifetime_s));
         }
-        let cluster = self.cluster_dir.map(|dir| ClusterConfig { dir, certificate_lifetime_s });
+        let cluster = place.map(|place| ClusterConfig { place, certificate_lifetime_s });
         if self.nodes.len() > NODES_MAX {
             return Err(ConfigError::TooManyNodes(self.nodes.len()));
         }
@@ -250,11 +278,6 @@ impl ConfigFile {
             }
             nodes.push(NodeConfig { name, socket: entry.socket });
         }
-        let database = match self.database {
-            Some(database) if DATABASES.iter().any(|scheme| database.starts_with(scheme)) => database,
-            Some(_) => return Err(ConfigError::Database),
-            None => format!("sqlite:{}", keys_file.with_file_name("control.db").display()),
-        };
         let tls = tls_of(self.tls_cert, self.tls_key, self.tls_self_made)?;
         Ok(Config { listen, keys_file, database, tls, cluster, nodes })
     }

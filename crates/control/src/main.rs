@@ -152,7 +152,7 @@ async fn run(config: Config, ready_fd: Option<i32>) -> anyhow::Result<()> {
     let address = listener.local_addr()?;
     let stop = stop_on_signals()?;
     if let Some(cluster) = app.cluster.clone() {
-        cluster.open().map_err(|failure| failure.0)?;
+        cluster.open().await.map_err(|failure| failure.0)?;
         cluster.apply(&app.nodes);
         let of = Arc::downgrade(&app);
         tokio::spawn(cluster.follow(move || of.upgrade()));

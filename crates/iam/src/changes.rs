@@ -118,6 +118,10 @@ impl Iam {
         Ok(iam)
     }
 
+    pub(crate) fn pool(&self) -> &sqlx::AnyPool {
+        &self.db.pool
+    }
+
     /// What is known.
     pub fn book(&self) -> RwLockReadGuard<'_, Book> {
         self.book.read().unwrap_or_else(PoisonError::into_inner)

@@ -31,6 +31,7 @@ pub fn alone() -> Vec<(&'static str, Scenario)> {
         nobody_sees_others,
         changes_and_denials_are_written_down,
         leases_are_never_more_than_the_quota,
+        a_text_is_changed_by_one_at_a_time,
     ]
 }
 
@@ -406,4 +407,33 @@ async fn who_was_given_up_begins_again(place: Place) {
     let replicas = other.replicas().await.unwrap();
     let now = replicas.iter().find(|replica| replica.id == one.me().as_str()).unwrap();
     assert!(!now.is_gone && now.heir.is_none());
+}
+
+async fn a_text_is_changed_by_one_at_a_time(place: Place) {
+    let texts = Iam::open(&place.url).await.unwrap().documents();
+    assert_eq!((texts.read("t").await.unwrap(), texts.version("t").await.unwrap()), (None, 0));
+    let adding = (0..4).map(|_| {
+        let texts = texts.clone();
+        tokio::spawn(async move {
+            for _ in 0..10 {
+                let turn = texts.turn("t").await.unwrap();
+                let before: u32 = turn.body().map_or(0, |body| body.parse().unwrap());
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                turn.write((before + 1).to_string()).await.unwrap();
+            }
+        })
+    });
+    for each in adding.collect::<Vec<_>>() {
+        each.await.unwrap();
+    }
+    assert_eq!(
+        (texts.read("t").await.unwrap(), texts.version("t").await.unwrap()),
+        (Some("40".to_owned()), 40)
+    );
+    // Who gives a turn back has changed nothing, and keeps nobody.
+    drop(texts.turn("t").await.unwrap());
+    texts.turn("other").await.unwrap().write("o".to_owned()).await.unwrap();
+    assert_eq!(texts.version("t").await.unwrap(), 40);
+    texts.turn("t").await.unwrap().write("41".to_owned()).await.unwrap();
+    assert_eq!(texts.read("t").await.unwrap().as_deref(), Some("41"));
 }
