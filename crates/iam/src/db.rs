@@ -19,8 +19,10 @@ const CONNECTIONS: u32 = 8;
 /// How long to wait for a connection.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// The tables, oldest first.
-const MIGRATIONS: [(i64, &str, &str); 1] =
-    [(1, "identities", include_str!("../migrations/0001_identities.sql"))];
+const MIGRATIONS: [(i64, &str, &str); 2] = [
+    (1, "identities", include_str!("../migrations/0001_identities.sql")),
+    (2, "pools", include_str!("../migrations/0002_pools.sql")),
+];
 
 /// An open database.
 #[derive(Debug)]
