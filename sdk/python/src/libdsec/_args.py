@@ -139,8 +139,8 @@ class DSecContainerRunArgs:
     allow_setuid: bool = False
     #: The job it belongs to.
     task_id: str | None = None
-    #: The pool of nodes that it is to run in. Default: any but the one that takes over when the others are full,
-    #: and that one too when they are and it has all of the layers.
+    #: The pool of nodes that it is to run in. Default: any but the one that takes over when the others are
+    #: full, and that one too when they are and it has all of the layers.
     pool: str | None = None
     #: Labels that its node must have, and kernel features that must work there: `client.nodes` names them.
     node_labels: Mapping[str, str] = field(default_factory=dict)
