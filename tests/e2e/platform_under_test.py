@@ -237,15 +237,17 @@ def platform(image: bool = True, prepare: Callable[[Path], None] = lambda _: Non
 
 @contextmanager
 def nodes_of_one_store(
-    count: int, store: dict[str, str | bool], inside: Sequence[Sequence[str]] = ()
+    count: int, store: dict[str, str | bool], inside: Sequence[Sequence[str]] = (), settings: Sequence[str] = ()
 ) -> Iterator[list[Platform]]:
     """Platforms of a node each whose layers lie in the same store, with these settings; each in namespaces of its own, if
-    there are commands that lead into them. Node n1 has the label rack=r1, and so on."""
+    there are commands that lead into them, and with more lines of `edge.toml`, if there are some for it. Node n1 has the
+    label rack=r1, and so on."""
     lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in store.items())
     with _made(inside or [()] * count) as made:
         for number, running in enumerate(made):
             running.state.mkdir(mode=0o700)
-            named = f'node = "n{number + 1}"\n[labels]\nrack = "r{number + 1}"\n'
+            more = settings[number] if number < len(settings) else ""
+            named = f'node = "n{number + 1}"\n{more}\n[labels]\nrack = "r{number + 1}"\n'
             (running.state / "edge.toml").write_text(f"{named}[store]\n{lines}")
             running.up()
         yield made

@@ -12,6 +12,7 @@ use crate::config::{ClusterConfig, ClusterPlace, Config};
 use crate::keys::{FileKeys, KeyFileError, RECHECK};
 use crate::metrics::Metrics;
 use crate::nodes::NodeSet;
+use crate::pools::Pools;
 use crate::quota::Quotas;
 
 /// Creates of all batches together that are under way: what one batch may have, so that the answers held are some GiB at the very worst.
@@ -27,6 +28,8 @@ pub struct App {
     pub quotas: Quotas,
     /// The nodes.
     pub nodes: NodeSet,
+    /// The pools that they are of.
+    pub pools: Pools,
     /// The cluster that machines may join, where one is kept here.
     pub cluster: Option<Arc<Cluster>>,
     /// Counters.
@@ -79,15 +82,16 @@ impl App {
             quotas: Quotas::default(),
             nodes: NodeSet::new(&config.nodes),
             cluster,
+            pools: Pools::new(config.burst.clone().map(Into::into)),
             metrics: Metrics::new(),
             batch_turns: Semaphore::new(BATCH_TURNS),
             tunnels: TaskTracker::new(),
         }))
     }
 
-    /// Watches nodes, identities and quotas until it is dropped.
+    /// Watches nodes, identities, quotas and pools until it is dropped.
     pub async fn watch(&self) {
-        tokio::join!(self.nodes.watch(), self.iam.keep(), self.quotas.keep(self));
+        tokio::join!(self.nodes.watch(), self.iam.keep(), self.quotas.keep(self), self.pools.keep(self));
     }
 }
 

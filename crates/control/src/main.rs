@@ -21,7 +21,8 @@ use tracing_subscriber::EnvFilter;
 #[derive(Debug, Parser)]
 #[command(name = "dsec-control", version)]
 struct Args {
-    /// Configuration file (TOML): listen, keys_file, tls_cert, tls_key, cluster_dir, nodes = [{ name, socket }]
+    /// Configuration file (TOML): listen, keys_file, tls_cert, tls_key, cluster_dir, nodes = [{ name, socket }],
+    /// burst = { pool, above, share }
     #[arg(long, value_name = "FILE", env = "DSEC_CONTROL_CONFIG")]
     config: Option<PathBuf>,
     /// Address of the public API; port 0 takes a free one

@@ -150,7 +150,7 @@ impl Node {
     /// Whether it has what a request wants of its node. Where several nodes are, who places has looked already.
     ///
     /// # Errors
-    /// It lacks a label or a feature, or has not tried its features yet.
+    /// It is of another pool, lacks a label or a feature, or has not tried its features yet.
     pub fn suits(&self, request: &CreateSandboxRequest) -> Result<(), ApiError> {
         let (node, labels) = (&self.config.node, &self.config.labels);
         let lacks = |field: &str, message: String| {
@@ -158,6 +158,10 @@ impl Node {
                 .detail(json!({ "field": field, "node": node }));
             Err(error.hint("`dsec node ls` shows what the nodes have"))
         };
+        let pool = &self.config.pool;
+        if let Some(asked) = request.pool.as_ref().filter(|asked| *asked != pool.as_str()) {
+            return lacks("pool", format!("node {node} is of the pool {pool}, not of {asked}"));
+        }
         if let Some((name, value)) =
             request.node_labels.iter().find(|(name, value)| labels.get(*name) != Some(*value))
         {
@@ -250,6 +254,7 @@ impl Node {
             store: self.layers.store_id(),
             architecture: std::env::consts::ARCH.to_owned(),
             sandboxes_max: self.config.admission.sandboxes_max,
+            pool: self.config.pool.clone(),
             labels: self.config.labels.clone(),
             features: self.features(),
             scheduling: self.scheduling.now(),

@@ -74,7 +74,7 @@ struct Plan<T> {
 
 /// Identities and all about them.
 pub struct Iam {
-    db: Database,
+    pub(crate) db: Database,
     book: RwLock<Book>,
     me: RwLock<ReplicaId>,
     pulses: Pulses,

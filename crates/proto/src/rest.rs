@@ -13,6 +13,7 @@ mod layer;
 mod limits;
 mod node;
 mod pack;
+mod pool;
 mod sandbox;
 mod session;
 mod task;
@@ -51,6 +52,10 @@ pub use node::{
     SchedulingState,
 };
 pub use pack::{ImageSettings, LAYER_WORKSPACE, LeftOut, PackRequest, Packed, Quiesce};
+pub use pool::{
+    ACCESSES_KEPT_DAYS, ACCESSES_SINCE_DAYS, Pool, PoolBurst, PoolContent, PoolLayerChosen, PoolLayerFailed,
+    PoolList, PoolSyncEvent, PoolSyncRequest, PoolSynced,
+};
 pub use sandbox::{
     BACKEND_CONTAINER, CreateManyEvent, CreateManyRequest, CreateSandboxRequest, FenceRequest, Fenced,
     LaunchPhase, Sandbox, SandboxLayer, SandboxLimits, SandboxList, StopRequest, Usage,
