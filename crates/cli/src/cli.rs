@@ -9,7 +9,7 @@ use dsec_model::iam::ProjectPath;
 
 use crate::bench::BenchCommand;
 use crate::commands::{
-    cluster, completion, cp, create, exec, execs, identity, image, logs, node, pack, pool, port_forward,
+    cluster, completion, cp, create, exec, execs, fleet, identity, image, logs, node, pack, pool, port_forward,
     project, ps, run, session, shell, stats, stop, task,
 };
 use crate::config::{Given, Target};
@@ -102,6 +102,9 @@ pub(crate) enum Command {
     /// Let machines join over the network, list and forget them
     #[command(subcommand)]
     Cluster(cluster::ClusterCommand),
+    /// Give the nodes other programs and configurations, some at a time
+    #[command(subcommand)]
+    Fleet(fleet::FleetCommand),
     /// Try what this machine's kernel can do
     #[command(after_help = crate::up::DOCTOR_EXAMPLES)]
     Doctor(DoctorArgs),

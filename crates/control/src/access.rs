@@ -99,11 +99,17 @@ fn is_life_event(method: &Method, route: &str) -> bool {
                 | "/v1/nodes/{node}/cordon"
                 | "/v1/nodes/{node}/uncordon"
                 | "/v1/nodes/{node}/drain"
+                | "/v1/nodes/{node}/release/try"
+                | "/v1/nodes/{node}/config/try"
+                | "/v1/nodes/{node}/trial/end"
                 | "/v1/cluster"
                 | "/v1/cluster/tokens"
                 | "/v1/cluster/join"
         ),
-        Method::PUT => matches!(route, "/v1/images/{name}" | "/v1/layers/{kind}/{name}"),
+        Method::PUT => matches!(
+            route,
+            "/v1/images/{name}" | "/v1/layers/{kind}/{name}" | "/v1/nodes/{node}/releases/{release}"
+        ),
         Method::DELETE => {
             matches!(
                 route,

@@ -16,6 +16,7 @@ pub mod pools;
 pub mod ports;
 mod prefetch;
 pub mod projects;
+pub mod releases;
 pub mod sandboxes;
 pub mod sessions;
 mod store;
@@ -34,7 +35,7 @@ use crate::app::App;
 pub use call::{Call, NodeCall, SandboxCall};
 
 /// Every template of [`router`]: what metrics and logs call a path by.
-pub const ROUTES: [&str; 78] = [
+pub const ROUTES: [&str; 83] = [
     "/healthz",
     "/metrics",
     "/v1/openapi.json",
@@ -59,6 +60,11 @@ pub const ROUTES: [&str; 78] = [
     "/v1/nodes/{node}/drain",
     "/v1/pools",
     "/v1/pools/{pool}/sync",
+    "/v1/nodes/{node}/release",
+    "/v1/nodes/{node}/releases/{release}",
+    "/v1/nodes/{node}/release/try",
+    "/v1/nodes/{node}/config/try",
+    "/v1/nodes/{node}/trial/end",
     "/v1/cluster",
     "/v1/cluster/tokens",
     "/v1/cluster/nodes",
@@ -172,6 +178,11 @@ fn tasks_and_nodes() -> Router<Arc<App>> {
         .route("/v1/nodes/{node}/drain", post(nodes::drain))
         .route("/v1/pools", get(pools::list))
         .route("/v1/pools/{pool}/sync", post(pools::sync))
+        .route("/v1/nodes/{node}/release", get(releases::get))
+        .route("/v1/nodes/{node}/releases/{release}", put(releases::put))
+        .route("/v1/nodes/{node}/release/try", post(releases::try_release))
+        .route("/v1/nodes/{node}/config/try", post(releases::try_config))
+        .route("/v1/nodes/{node}/trial/end", post(releases::end_trial))
 }
 
 fn members() -> Router<Arc<App>> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use dsec_iam::{Caller, IamError};
 use dsec_model::ErrorKind;
-use dsec_model::iam::{Permission, ProjectPath, Scope};
+use dsec_model::iam::{Permission, Permissions, ProjectPath, Scope};
 use dsec_proto::rest::{CHARGE, KEY_ID, MAY, PROJECT, SEES};
 use http::header::HeaderName;
 use http::{HeaderMap, HeaderValue};
@@ -87,6 +87,14 @@ impl Behalf {
                 let root = ProjectPath::root();
                 if !book.held(caller, &root).has(wanted) {
                     return Err(denied(&root, wanted));
+                }
+                (Scope::everything(), Scope::everything())
+            }
+            Rule::Everything => {
+                let root = ProjectPath::root();
+                let missing = Permissions::ALL - book.held(caller, &root);
+                if !missing.is_empty() {
+                    return Err(IamError::Denied { project: root, missing }.into());
                 }
                 (Scope::everything(), Scope::everything())
             }

@@ -17,6 +17,8 @@ pub enum Rule {
     Key,
     /// This in the root: it concerns the cluster.
     Cluster(Permission),
+    /// Everything in the root: whoever may make this call is root on the nodes.
+    Everything,
     /// This in the project that the call acts in.
     Project(Permission),
     /// This in the project of the sandbox, which its node knows.
@@ -25,7 +27,7 @@ pub enum Rule {
     Below(Permission),
 }
 
-use Rule::{Below, Cluster, Key, Project, Sandbox};
+use Rule::{Below, Cluster, Everything, Key, Project, Sandbox};
 
 /// Method, `*` for any; path; what it needs.
 const RULES: &[(&str, &str, Rule)] = &[
@@ -51,6 +53,11 @@ const RULES: &[(&str, &str, Rule)] = &[
     ("POST", "/v1/nodes/{node}/drain", Cluster(NodeManage)),
     ("GET", "/v1/pools", Cluster(NodeRead)),
     ("POST", "/v1/pools/{pool}/sync", Cluster(NodeManage)),
+    ("GET", "/v1/nodes/{node}/release", Cluster(NodeRead)),
+    ("PUT", "/v1/nodes/{node}/releases/{release}", Everything),
+    ("POST", "/v1/nodes/{node}/release/try", Everything),
+    ("POST", "/v1/nodes/{node}/config/try", Cluster(NodeManage)),
+    ("POST", "/v1/nodes/{node}/trial/end", Cluster(NodeManage)),
     ("GET", "/v1/cluster", Cluster(NodeRead)),
     ("POST", "/v1/cluster", Cluster(NodeManage)),
     ("POST", "/v1/cluster/tokens", Cluster(NodeManage)),
@@ -158,7 +165,7 @@ mod tests {
     fn what_changes_needs_more_than_what_looks() {
         for (method, path, rule) in RULES {
             let needs = match rule {
-                Key => continue,
+                Key | Everything => continue,
                 Cluster(needs) | Project(needs) | Sandbox(needs) | Below(needs) => *needs,
             };
             let viewer = dsec_model::iam::Role::Viewer.permissions() | [AuditRead].into_iter().collect();

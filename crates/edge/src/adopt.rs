@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dsec_backend::Instance;
-use dsec_model::{EndReason, State};
+use dsec_model::{EndReason, SandboxId, State};
 use dsec_proto::rest::ApiError;
 use futures_util::StreamExt;
 use serde_json::json;
@@ -13,6 +13,7 @@ use crate::ended::Ended;
 use crate::error::{chain, internal};
 use crate::guest::{Connection, ExecTable};
 use crate::node::Node;
+use crate::release::TakenOver;
 use crate::sandbox::actor::{self, Holds, Origin};
 use crate::sandbox::record::{self, Stored};
 use crate::sandbox::{Grip, Handle, Message};
@@ -36,12 +37,22 @@ pub async fn all(node: &Arc<Node>) -> Result<(), ApiError> {
         .map_err(|e| internal("reading the records broke off", &e))?
         .map_err(|e| internal("the sandboxes' records cannot be read", &e))?;
     let found = records.len();
-    let adopted: Vec<Option<String>> = futures_util::stream::iter(records)
+    let fates: Vec<Option<Taken>> = futures_util::stream::iter(records)
         .map(|stored| one(Arc::clone(node), stored))
         .buffer_unordered(AT_ONCE)
         .collect()
         .await;
-    let keep: Vec<String> = adopted.into_iter().flatten().collect();
+    let (mut keep, mut lost, mut count) = (Vec::new(), Vec::new(), 0);
+    for taken in fates.into_iter().flatten() {
+        count += u64::from(taken.lives && !taken.is_lost);
+        if taken.is_lost {
+            lost.push(taken.id.to_string());
+        }
+        if taken.lives {
+            keep.push(taken.id.random().to_owned());
+        }
+    }
+    node.releases.took_over(TakenOver { count, lost });
     if found > 0 {
         tracing::info!(found, adopted = keep.len(), "sandboxes of an earlier edge");
     }
@@ -59,8 +70,16 @@ enum Fate {
     Gone(EndReason),
 }
 
-/// The sandbox's name, when it lives.
-async fn one(node: Arc<Node>, mut stored: Stored) -> Option<String> {
+/// What became of a sandbox.
+struct Taken {
+    id: SandboxId,
+    /// It is there.
+    lives: bool,
+    /// It ran, nobody had asked for its end, and it cannot be used any more.
+    is_lost: bool,
+}
+
+async fn one(node: Arc<Node>, mut stored: Stored) -> Option<Taken> {
     let id = stored.sandbox.id.clone();
     let looker = Arc::clone(&node);
     let (fate, looked) = tokio::task::spawn_blocking(move || {
@@ -72,8 +91,9 @@ async fn one(node: Arc<Node>, mut stored: Stored) -> Option<String> {
     stored = looked?;
     match fate? {
         Fate::Gone(reason) => {
+            let is_lost = matches!(reason, EndReason::AgentLost { .. } | EndReason::LaunchFailed { .. });
             bury(&node, stored, reason).await;
-            None
+            Some(Taken { id, lives: false, is_lost })
         }
         Fate::Lives(instance) => {
             let ttl_ms = stored.spec.limits.ttl_running_stop_s * 1000;
@@ -89,8 +109,9 @@ async fn one(node: Arc<Node>, mut stored: Stored) -> Option<String> {
             if let Some(key) = &stored.key {
                 node.keys.restore(key, &id);
             }
+            let is_lost = guest.is_err() && stored.sandbox.reason.is_none();
             take_over(&node, handle, mailbox, stored, grip, guest);
-            Some(id.random().to_owned())
+            Some(Taken { id, lives: true, is_lost })
         }
     }
 }

@@ -145,6 +145,8 @@ struct Defaults {
 /// What the edge runs with.
 #[derive(Debug, Clone)]
 pub struct Config {
+    /// The file that it was read from.
+    pub file: PathBuf,
     /// This node's name.
     pub node: NodeId,
     /// Root of everything the edge keeps.
@@ -271,6 +273,7 @@ impl Config {
         let defaults = file.defaults.over(Limits::default()).map_err(value)?;
         let registries = file.registries.allowed().map_err(value)?;
         Ok(Self {
+            file: path.to_owned(),
             node,
             socket,
             listen: file.listen,

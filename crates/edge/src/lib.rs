@@ -34,6 +34,7 @@ pub mod member;
 pub mod node;
 pub mod pending;
 pub mod registry;
+pub mod release;
 pub mod remote;
 pub mod sandbox;
 pub mod scheduling;

@@ -9,7 +9,7 @@ use rustix::fs::{FlockOperation, flock};
 /// The held lock; the kernel gives it back when the process ends, however it ends.
 #[derive(Debug)]
 pub struct StateLock {
-    _file: File,
+    file: File,
 }
 
 /// Why the lock was not had.
@@ -57,7 +57,13 @@ impl StateLock {
         file.set_len(0).map_err(io)?;
         file.seek(SeekFrom::Start(0)).map_err(io)?;
         writeln!(file, "{}", std::process::id()).map_err(io)?;
-        Ok(Self { _file: file })
+        Ok(Self { file })
+    }
+
+    /// Gives it back now, though a forked process may have the file open still for a moment.
+    pub fn give_back(self) {
+        // Closing it does the same as soon as that process ends.
+        let _given_back_by_closing = flock(&self.file, FlockOperation::Unlock);
     }
 }
 

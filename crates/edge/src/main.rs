@@ -7,6 +7,7 @@ use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
@@ -17,16 +18,19 @@ use dsec_edge::launch::Containers;
 use dsec_edge::layers::Filler;
 use dsec_edge::lock::{LockError, StateLock};
 use dsec_edge::member::{self, Joining, Member};
-use dsec_edge::node::Node;
+use dsec_edge::node::{Node, Over};
+use dsec_edge::release::guard;
+use dsec_edge::release::start::{Inherited, Purpose, become_chosen, become_next};
 use dsec_edge::server::{Socket, serve, serve_cluster};
 use dsec_edge::shutdown::{self, Progress};
 use dsec_edge::{doctor, remote};
 use dsec_proto::rest::{Feature, FeatureState};
 use dsec_store::{Store, StoreSettings};
 use futures_util::StreamExt as _;
+use tokio::task::JoinHandle;
 
 /// How long `doctor` waits for the layer store.
-const STORE_LOOK_MAX: std::time::Duration = std::time::Duration::from_secs(5);
+const STORE_LOOK_MAX: Duration = Duration::from_secs(5);
 
 /// The node agent of dsec: runs the node's sandboxes.
 #[derive(Parser)]
@@ -62,6 +66,22 @@ enum Command {
         /// The edge's configuration.
         #[arg(long)]
         config: PathBuf,
+    },
+    /// Looks whether this program would start with a configuration.
+    Check {
+        /// The edge's configuration.
+        #[arg(long)]
+        config: PathBuf,
+    },
+    /// Ends an edge on trial that stands still; started by the one of before.
+    #[command(hide = true, name = guard::SUBCOMMAND)]
+    GuardTrial {
+        #[arg(long)]
+        state_dir: PathBuf,
+        #[arg(long)]
+        pid: i32,
+        #[arg(long)]
+        within_ms: u64,
     },
     /// Tries what this host's kernel can do.
     Doctor {
@@ -113,6 +133,8 @@ fn main() -> ExitCode {
         Command::Run { config, ready_fd, join } => run(&config, ready_fd, join),
         Command::Join { config, join } => join_alone(&config, join),
         Command::Down { config } => down(&config),
+        Command::Check { config } => check_config(&config),
+        Command::GuardTrial { state_dir, pid, within_ms } => guard_trial(&state_dir, pid, within_ms),
         Command::Doctor { config, state_dir, json } => check(config.as_deref(), &state_dir, json),
     };
     match done {
@@ -163,6 +185,7 @@ fn start_content(config: &Config) -> anyhow::Result<Arc<Filler>> {
 
 fn join_alone(config: &Path, join: JoinArgs) -> anyhow::Result<ExitCode> {
     log_to_stderr("info");
+    become_chosen(config, Purpose::Other);
     let config = Config::load(config)?;
     let _lock = StateLock::take(&config.state_dir)?;
     anyhow::ensure!(join.join(&config)?, "give --join TOKEN and --control https://HOST:PORT");
@@ -170,36 +193,41 @@ fn join_alone(config: &Path, join: JoinArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// Listens for control, and tells it so. What refuses this node for good ends the edge; a control that is away is tried again.
-async fn begin_membership(node: &Arc<Node>, member: Arc<Member>) -> anyhow::Result<()> {
+/// Returns the task that serves control.
+async fn begin_membership(node: &Arc<Node>, member: Arc<Member>) -> anyhow::Result<JoinHandle<()>> {
     let listen = member.listen();
     let listener =
         tokio::net::TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
-    tokio::spawn(serve_cluster(Arc::clone(node), listener, member.server()));
+    let serving = tokio::spawn(serve_cluster(Arc::clone(node), listener, member.server()));
     let pause = match member.announce(&node.instance, listen).await {
         Ok(pause) => pause,
         Err(error) if error.is_final() => return Err(error.into()),
         Err(error) => {
             let error = anyhow::Error::from(error);
             tracing::warn!(error = format!("{error:#}"), "the cluster does not hear this node yet");
-            std::time::Duration::ZERO
+            Duration::ZERO
         }
     };
     tracing::info!(%listen, "the edge serves its cluster");
     tokio::spawn(member.keep(node.instance.clone(), listen, pause));
-    Ok(())
+    Ok(serving)
 }
 
-fn run(config: &Path, ready_fd: Option<i32>, join: JoinArgs) -> anyhow::Result<ExitCode> {
+fn run(file: &Path, ready_fd: Option<i32>, join: JoinArgs) -> anyhow::Result<ExitCode> {
     log_to_stderr("info");
-    let config = Config::load(config)?;
-    let _lock = StateLock::take(&config.state_dir)?;
+    become_chosen(file, Purpose::Serve);
+    let inherited = Inherited::find();
+    let config = Config::load(file)?;
+    let lock = StateLock::take(&config.state_dir)?;
     join.join(&config)?;
     let member = member::check(&config)?.map(|kept| Member::new(&config, kept)).transpose()?.map(Arc::new);
     raise_descriptor_limit();
     let backend = start_backend(&config)?;
+    inherited.reap();
     let content = start_content(&config)?;
+    let state_dir = config.state_dir.clone();
     let runtime = runtime()?;
-    let code = runtime.block_on(async {
+    let over = runtime.block_on(async {
         let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
         let mut interrupt = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt())?;
         let path = config.socket.clone();
@@ -207,23 +235,56 @@ fn run(config: &Path, ready_fd: Option<i32>, join: JoinArgs) -> anyhow::Result<E
         let node = Node::start(config, backend, content).await?;
         let socket =
             Socket::bind(&path).with_context(|| format!("{} cannot be served on", path.display()))?;
-        if let Some(member) = member {
-            begin_membership(&node, member).await?;
-        }
+        let serving = match member {
+            Some(member) => Some(begin_membership(&node, member).await?),
+            None => None,
+        };
         if let Some(fd) = ready_fd {
             tell_ready(fd)?;
         }
         tracing::info!(socket = %path.display(), "the edge serves");
+        tokio::spawn(go_back_in_time(Arc::clone(&node)));
         tokio::select! {
-            () = serve(node, socket) => tracing::info!("the node was taken down"),
+            over = serve(node, socket) => {
+                if let Some(serving) = serving {
+                    serving.await?;
+                }
+                return anyhow::Ok(Some(over));
+            }
             _ = terminate.recv() => tracing::info!("terminated; sandboxes run on"),
             _ = interrupt.recv() => tracing::info!("interrupted; sandboxes run on"),
         }
-        anyhow::Ok(ExitCode::SUCCESS)
+        anyhow::Ok(None)
     });
     // Blocking threads may sit in reads that nobody waits for any more.
     runtime.shutdown_background();
-    code
+    match over? {
+        Some(Over::HandedOn) => {
+            tracing::info!("the edge becomes the next one; sandboxes run on");
+            lock.give_back();
+            return Err(become_next(&state_dir, file));
+        }
+        Some(Over::Down) => tracing::info!("the node was taken down"),
+        None => {}
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Has the node go back from a change of which nobody says in time that it is good.
+async fn go_back_in_time(node: Arc<Node>) {
+    node.releases.expired().await;
+    node.hand_on().await;
+}
+
+fn check_config(file: &Path) -> anyhow::Result<ExitCode> {
+    member::check(&Config::load(file)?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn guard_trial(state_dir: &Path, pid: i32, within_ms: u64) -> anyhow::Result<ExitCode> {
+    log_to_stderr("info");
+    guard::watch(state_dir, pid, Duration::from_millis(within_ms)).context("the trial cannot be watched")?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn tell_ready(fd: i32) -> anyhow::Result<()> {
@@ -249,6 +310,7 @@ fn show(progress: &Progress) -> bool {
 
 fn down(config: &Path) -> anyhow::Result<ExitCode> {
     log_to_stderr("warn");
+    become_chosen(config, Purpose::Other);
     let config = Config::load(config)?;
     let code = |done: bool| if done { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     match StateLock::take(&config.state_dir) {

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use dsec_backend::shelf::Shelf;
 use dsec_model::{ErrorKind, State};
@@ -26,6 +27,7 @@ use crate::launch::Launch;
 use crate::layers::{Content, Layers};
 use crate::pending::Pending;
 use crate::registry::Registry;
+use crate::release::Releases;
 use crate::sandbox::Handle;
 use crate::sandbox::plan::defaults_on;
 use crate::scheduling::Scheduling;
@@ -33,6 +35,19 @@ use crate::{adopt, doctor, ids, maintenance, sockets};
 
 /// Names of layers that a report has: some kilobytes, a second and node.
 const LAYER_NAMES_MAX: usize = 512;
+
+/// How long launches that are under way are waited for before this process becomes another, and how often they are looked at.
+const LAUNCHES_MAX: Duration = Duration::from_secs(10);
+const LAUNCHES_LOOK: Duration = Duration::from_millis(5);
+
+/// Why an edge's work is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Over {
+    /// The node was taken down: the process is to end.
+    Down,
+    /// The process is to become another program, or to read its configuration anew. The sandboxes run on.
+    HandedOn,
+}
 
 /// The node.
 pub struct Node {
@@ -52,6 +67,8 @@ pub struct Node {
     pub charges: Charges,
     /// Whether its operator wants more on it.
     pub scheduling: Scheduling,
+    /// Which programs it runs.
+    pub releases: Releases,
     /// Those that ended.
     pub ended: EndedLog,
     /// Directories of records, between one sandbox and the next.
@@ -66,7 +83,7 @@ pub struct Node {
     pub instance: String,
     started_ms: u64,
     draining: AtomicBool,
-    over: watch::Sender<bool>,
+    over: watch::Sender<Option<Over>>,
     features: RwLock<Vec<Feature>>,
 }
 
@@ -96,6 +113,7 @@ impl Node {
         let node = Arc::new(Self {
             room: Room::new(capacity(&*launch)?, config.admission, &config.state_dir),
             scheduling: Scheduling::load(&config.state_dir, &node)?,
+            releases: Releases::open(&config)?,
             layers,
             registry: Registry::default(),
             pending: Pending::default(),
@@ -108,7 +126,7 @@ impl Node {
             instance: ids::instance()?,
             started_ms: now_ms(),
             draining: AtomicBool::new(false),
-            over: watch::Sender::new(false),
+            over: watch::Sender::new(None),
             features: RwLock::default(),
             launch,
             config,
@@ -198,14 +216,33 @@ impl Node {
         self.draining.load(Ordering::Acquire)
     }
 
-    /// The node was shut down: the process is to end.
-    pub fn set_over(&self) {
-        self.over.send_replace(true);
+    /// This edge's work is done. The first word counts.
+    pub fn set_over(&self, over: Over) {
+        self.over.send_if_modified(|said| {
+            let is_first = said.is_none();
+            said.get_or_insert(over);
+            is_first
+        });
     }
 
-    /// Resolves when the node was shut down.
-    pub async fn over(&self) {
-        let _ = self.over.subscribe().wait_for(|over| *over).await;
+    /// Resolves when its work is done.
+    pub async fn over(&self) -> Over {
+        let mut over = self.over.subscribe();
+        // The sender lives as long as `self`.
+        let said = over.wait_for(Option::is_some).await.ok().and_then(|said| *said);
+        said.unwrap_or(Over::Down)
+    }
+
+    /// Lets what is being launched come to its end, and has this process become what is to run next. New sandboxes are kept away from
+    /// here on; those that still wait for their layers are refused when they have them, or cut off, and made by whoever asks again.
+    pub async fn hand_on(&self) {
+        self.scheduling.hold();
+        let until = Instant::now() + LAUNCHES_MAX;
+        let launches = || self.registry.living().iter().any(|handle| handle.state() == State::Creating);
+        while launches() && Instant::now() < until {
+            tokio::time::sleep(LAUNCHES_LOOK).await;
+        }
+        self.set_over(Over::HandedOn);
     }
 
     /// What the sandboxes that it remembers called their layers, the latest first.

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock};
 
 use dsec_model::{ErrorKind, Shortage};
@@ -22,6 +23,8 @@ pub struct Scheduling {
     said: RwLock<NodeScheduling>,
     /// Held by who changes it: whoever asks meanwhile does not wait for the disk.
     writing: Mutex<()>,
+    /// This edge is about to become another.
+    held: AtomicBool,
 }
 
 impl Scheduling {
@@ -39,7 +42,13 @@ impl Scheduling {
         let said = said.map_err(|error| {
             internal(&format!("{} cannot be read; remove it to open the node", file.display()), &error)
         })?;
-        Ok(Self { node: node.to_owned(), file, said: RwLock::new(said), writing: Mutex::default() })
+        Ok(Self {
+            node: node.to_owned(),
+            file,
+            said: RwLock::new(said),
+            writing: Mutex::default(),
+            held: AtomicBool::new(false),
+        })
     }
 
     /// What holds now.
@@ -88,11 +97,23 @@ impl Scheduling {
         self.file.parent().map_or(Ok(()), |directory| std::fs::File::open(directory)?.sync_all())
     }
 
+    /// This edge takes no new sandbox any more: the next one does.
+    pub fn hold(&self) {
+        self.held.store(true, Ordering::Release);
+    }
+
     /// Refuses a new sandbox unless the node is open.
     ///
     /// # Errors
-    /// It is cordoned or draining.
+    /// It is cordoned or draining, or its edge is about to become another.
     pub fn admit(&self) -> Result<(), ApiError> {
+        if self.held.load(Ordering::Acquire) {
+            let message =
+                format!("node {} changes its programs and takes no new sandbox for a moment", self.node);
+            return Err(ApiError::new(ErrorKind::ResourceExhausted, message)
+                .detail(json!({ "short": Shortage::Cordoned }))
+                .hint("use another node, or try again in a moment"));
+        }
         let said = self.said.read().unwrap_or_else(PoisonError::into_inner);
         let (of, what) = match said.state {
             SchedulingState::Open => return Ok(()),

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::api;
-use crate::node::Node;
+use crate::node::{Node, Over};
 
 /// Largest read buffer of a connection, bytes. It grows to this under a large body and no idle
 /// connection has it.
@@ -28,7 +28,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 /// Until a silent caller is asked whether it is there, and between two questions.
 const KEEPALIVE: Duration = Duration::from_secs(30);
-/// After a shutdown: how long its last answer may take to leave.
+/// When the work is done: how long the last answers may take to leave.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// A listening socket that nobody but root may use.
@@ -68,16 +68,16 @@ impl Socket {
     }
 }
 
-/// Serves until the node is over.
-pub async fn serve(node: Arc<Node>, socket: Socket) {
+/// Serves until the node's work is done, and says why it is.
+pub async fn serve(node: Arc<Node>, socket: Socket) -> Over {
     let router = api::router(Arc::clone(&node));
     let connections = TaskTracker::new();
     let stop = CancellationToken::new();
     let mut over = std::pin::pin!(node.over());
-    loop {
+    let over = loop {
         let accepted = tokio::select! {
             accepted = socket.listener.accept() => accepted,
-            () = &mut over => break,
+            over = &mut over => break over,
         };
         match accepted {
             Ok((stream, _)) => {
@@ -88,27 +88,34 @@ pub async fn serve(node: Arc<Node>, socket: Socket) {
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
-    }
+    };
     drop(socket);
+    say_last_words(&stop, &connections).await;
+    over
+}
+
+/// Lets requests that are being answered come to their ends, for a moment.
+async fn say_last_words(stop: &CancellationToken, connections: &TaskTracker) {
     stop.cancel();
     connections.close();
     let _ = tokio::time::timeout(LAST_WORDS, connections.wait()).await;
 }
 
-/// Serves control over the network, until the node is over. Nobody without control's certificate gets to ask anything.
+/// Serves control over the network, until the node's work is done. Nobody without control's certificate gets to ask anything.
 pub async fn serve_cluster(node: Arc<Node>, listener: TcpListener, tls: Arc<ServerConfig>) {
     let router = api::remote_router(Arc::clone(&node));
     let (stop, acceptor) = (CancellationToken::new(), TlsAcceptor::from(tls));
+    let connections = TaskTracker::new();
     let mut over = std::pin::pin!(node.over());
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            () = &mut over => break,
+            _ = &mut over => break,
         };
         match accepted {
             Ok((stream, _)) => {
                 let (acceptor, router, stop) = (acceptor.clone(), router.clone(), stop.clone());
-                tokio::spawn(async move {
+                connections.spawn(async move {
                     if let Err(error) = keep_alive(&stream) {
                         tracing::debug!(%error, "a connection cannot be kept alive");
                     }
@@ -125,7 +132,8 @@ pub async fn serve_cluster(node: Arc<Node>, listener: TcpListener, tls: Arc<Serv
             }
         }
     }
-    stop.cancel();
+    drop(listener);
+    say_last_words(&stop, &connections).await;
 }
 
 /// Sends small frames at once, and has the kernel find out when the other side is gone without a word.

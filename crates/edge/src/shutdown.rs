@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use crate::error::chain;
 use crate::launch::Launch;
 use crate::layers::Content;
-use crate::node::Node;
+use crate::node::{Node, Over};
 
 /// Lines of progress that may wait for a reader; a full queue drops a line, never the shutdown.
 const LINES: usize = 64;
@@ -114,5 +114,5 @@ async fn run(node: Arc<Node>, lines: mpsc::Sender<Progress>) {
     let _ = lines.send(last).await;
     drop(lines);
     tracing::info!("the node is down");
-    node.set_over();
+    node.set_over(Over::Down);
 }

@@ -27,6 +27,10 @@ enum Command {
         /// Writes "ready" and a line end to this descriptor when the device and the socket are there.
         #[arg(long)]
         ready_fd: Option<i32>,
+        /// What workers are started from, looked up anew each time, so that a link that leads to another program has the next
+        /// worker be that one. Default: this program.
+        #[arg(long)]
+        program: Option<PathBuf>,
     },
     /// Serves what a holder hands over; started by it.
     #[command(hide = true)]
@@ -51,7 +55,7 @@ fn main() -> ExitCode {
     let colours = std::io::stderr().is_terminal();
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).init();
     let done = match cli.command {
-        Command::Hold { config, ready_fd } => hold(&config, ready_fd),
+        Command::Hold { config, ready_fd, program } => hold(&config, ready_fd, program),
         Command::Work { config, devices, control, ready, holder } => {
             worker::inherit(&devices, control, ready, holder)
                 .and_then(|inherited| worker::main(&config, inherited))
@@ -67,11 +71,14 @@ fn main() -> ExitCode {
     }
 }
 
-fn hold(file: &Path, ready_fd: Option<i32>) -> anyhow::Result<()> {
+fn hold(file: &Path, ready_fd: Option<i32>, program: Option<PathBuf>) -> anyhow::Result<()> {
     let config = Config::load(file)?;
     let file = std::path::absolute(file).context("the configuration's path")?;
-    // As it is called now: after an upgrade the new program is there.
-    let program = std::env::current_exe().context("this program's path is unknown")?;
+    let program = match program {
+        Some(program) => std::path::absolute(program).context("the program's path")?,
+        // As it is called now: after an upgrade the new program is there.
+        None => std::env::current_exe().context("this program's path is unknown")?,
+    };
     let ready = match ready_fd {
         Some(number) => Some(
             dsec_sys::process::inherited(number)

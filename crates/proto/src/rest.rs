@@ -14,6 +14,7 @@ mod limits;
 mod node;
 mod pack;
 mod pool;
+mod release;
 mod sandbox;
 mod session;
 mod task;
@@ -55,6 +56,10 @@ pub use pack::{ImageSettings, LAYER_WORKSPACE, LeftOut, PackRequest, Packed, Qui
 pub use pool::{
     ACCESSES_KEPT_DAYS, ACCESSES_SINCE_DAYS, Pool, PoolBurst, PoolContent, PoolLayerChosen, PoolLayerFailed,
     PoolList, PoolSyncEvent, PoolSyncRequest, PoolSynced,
+pub use release::{
+    ChangeBegun, EndTrialRequest, FailedChange, INSTALLED, NodeChange, NodeRelease, NodeTrial, Programs,
+    RELEASE_BYTES_MAX, RELEASE_PROGRAMS, ReleaseName, ReleaseNameError, StoredRelease, TRIAL_MS_DEFAULT,
+    TRIAL_MS_RANGE, TryConfigRequest, TryReleaseRequest, digest_text,
 };
 pub use sandbox::{
     BACKEND_CONTAINER, CreateManyEvent, CreateManyRequest, CreateSandboxRequest, FenceRequest, Fenced,

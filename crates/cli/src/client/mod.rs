@@ -3,6 +3,7 @@
 mod attach;
 mod calls;
 mod error;
+mod fleet;
 mod iam;
 mod tls;
 

@@ -10,6 +10,7 @@ pub(crate) mod create;
 pub(crate) mod exec;
 pub(crate) mod execs;
 mod feed;
+pub(crate) mod fleet;
 pub(crate) mod identity;
 pub(crate) mod image;
 mod input;
@@ -75,6 +76,7 @@ pub(crate) async fn dispatch(cli: Cli) -> Outcome {
         Command::Node(command) => node::node(&Context::new(global)?, command).await,
         Command::Pool(command) => pool::pool(&Context::new(global)?, command).await,
         Command::Cluster(command) => cluster::cluster(&Context::new(global)?, command).await,
+        Command::Fleet(command) => fleet::fleet(&Context::new(global)?, command).await,
         Command::Project(command) => project::project(&Context::new(global)?, command).await,
         Command::Identity(command) => identity::identity(&Context::new(global)?, command).await,
         Command::Key(command) => identity::key(&Context::new(global)?, command).await,

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::sync::Arc;
 
 use axum::RequestExt;
-use axum::extract::{FromRequest, MatchedPath, Path, RawPathParams, Request};
+use axum::extract::{FromRequest, MatchedPath, RawPathParams, Request};
 use dsec_iam::Denied;
 use dsec_model::{ErrorKind, ExecId, IdError, NodeId, SandboxId, SessionId};
 use http::StatusCode;
@@ -80,8 +80,10 @@ pub(super) fn note_denied(app: &App, principal: &Principal, called: &Called, fai
 
 /// What a request was, for the audit log.
 pub(super) struct Called {
-    action: String,
-    target: String,
+    /// Method and route.
+    pub(super) action: String,
+    /// The path.
+    pub(super) target: String,
     /// Its name in the logs.
     pub(super) request_id: String,
 }
@@ -168,8 +170,10 @@ impl FromRequest<Arc<App>> for NodeCall {
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Failure> {
         let mut call = Call::from_request(request, app).await?;
-        let Path(name) = call.request.extract_parts::<Path<String>>().await.map_err(malformed_path)?;
-        let node = app.nodes.get(&name).ok_or_else(|| no_node(app, &name))?;
+        let params: RawPathParams = call.request.extract_parts().await.map_err(malformed_path)?;
+        let name =
+            params.iter().find(|(param, _)| *param == "node").map(|(_, name)| name).unwrap_or_default();
+        let node = app.nodes.get(name).ok_or_else(|| no_node(app, name))?;
         Ok(Self { call, node })
     }
 }
@@ -180,7 +184,21 @@ impl NodeCall {
     /// # Errors
     /// See [`Outgoing`].
     pub async fn forward(self) -> Reply {
-        self.call.forward(&self.node, BodyKind::Json).await
+        self.forward_as(BodyKind::Json).await
+    }
+
+    /// Forwards it to the node, with a body of this kind.
+    ///
+    /// # Errors
+    /// See [`Outgoing`].
+    pub(super) async fn forward_as(self, kind: BodyKind) -> Reply {
+        self.call.forward(&self.node, kind).await
+    }
+
+    /// What the audit log needs of it once it is gone.
+    pub(super) fn known(&self) -> (Arc<App>, Arc<Principal>, Called) {
+        let Call { app, behalf, request } = &self.call;
+        (Arc::clone(app), Arc::clone(&behalf.principal), Called::of(request))
     }
 }
 

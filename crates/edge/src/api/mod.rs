@@ -14,6 +14,7 @@ mod layers;
 mod nodes;
 mod packs;
 mod ports;
+mod releases;
 mod sandboxes;
 mod sessions;
 mod tasks;
@@ -120,6 +121,11 @@ fn paths() -> Router<Arc<Node>> {
         .route("/v1/nodes/{node}/cordon", post(nodes::cordon))
         .route("/v1/nodes/{node}/uncordon", post(nodes::uncordon))
         .route("/v1/nodes/{node}/drain", post(nodes::drain))
+        .route("/v1/nodes/{node}/release", get(releases::get))
+        .route("/v1/nodes/{node}/releases/{release}", put(releases::put))
+        .route("/v1/nodes/{node}/release/try", post(releases::try_release))
+        .route("/v1/nodes/{node}/config/try", post(releases::try_config))
+        .route("/v1/nodes/{node}/trial/end", post(releases::end_trial))
         .route("/healthz", get(nodes::health))
         .route("/internal/layers", get(layers::held))
         .route("/internal/layers/{id}", get(layers::held_layer))

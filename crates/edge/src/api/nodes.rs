@@ -110,7 +110,8 @@ async fn schedule(
     Ok(answer(StatusCode::OK, &status(node, false).await?))
 }
 
-fn is_this(node: &Node, name: &str) -> Result<(), ApiError> {
+/// Refuses a call that means another node.
+pub(super) fn is_this(node: &Node, name: &str) -> Result<(), ApiError> {
     if node.config.node.as_str() == name {
         return Ok(());
     }

@@ -68,6 +68,8 @@ pub struct Filler {
 #[derive(Clone)]
 struct Launch {
     program: PathBuf,
+    /// Link to the program, which workers are started from: one that leads elsewhere is a holder's next worker.
+    link: PathBuf,
     file: PathBuf,
     socket: PathBuf,
     mount: PathBuf,
@@ -96,22 +98,26 @@ impl Filler {
         };
         let launch = Launch {
             program: program.to_owned(),
+            link: run.join("dsec-fill"),
             file: run.join("fill.toml"),
             socket: config.socket.clone(),
             mount: config.mount.clone(),
         };
         let (holder, generation) = match found(&launch.socket) {
             Some(holder) => {
-                if launch.takes(&config)? {
-                    // Whose next worker reads what is written there now.
+                let (settings, program) = (launch.takes(&config)?, launch.points()?);
+                if settings || program {
+                    // Whose next worker is another program, or reads what is written there now.
                     pidfd_send_signal(&holder, Signal::HUP)?;
                 }
+                launch.wait_for(&holder)?;
                 (holder, 0)
             }
             None => {
                 std::fs::create_dir_all(&run)?;
                 std::fs::create_dir_all(&config.cache_dir)?;
                 write_private(&launch.file, &toml::to_string(&config).map_err(io::Error::other)?)?;
+                launch.points()?;
                 (launch.holder()?, 1)
             }
         };
@@ -204,15 +210,47 @@ impl Launch {
         Ok(true)
     }
 
+    /// Has the link lead to the program; whether it did not before.
+    fn points(&self) -> io::Result<bool> {
+        if std::fs::read_link(&self.link).is_ok_and(|leads| leads == self.program) {
+            return Ok(false);
+        }
+        let draft = self.link.with_extension("new");
+        let _was_none = std::fs::remove_file(&draft);
+        std::os::unix::fs::symlink(&self.program, &draft)?;
+        std::fs::rename(&draft, &self.link)?;
+        Ok(true)
+    }
+
+    /// Waits until the holder of an earlier edge has a worker that serves: the one there was may be in the midst of its replacement.
+    fn wait_for(&self, holder: &OwnedFd) -> io::Result<()> {
+        let until = Instant::now() + START_MAX;
+        while !answers(&self.socket) {
+            if has_ended(holder) {
+                return Err(io::Error::other("the fill holder ended while it was taken over"));
+            }
+            if Instant::now() >= until {
+                let limit = START_MAX.as_secs();
+                return Err(io::Error::other(format!(
+                    "the fill holder had no worker that served within {limit} s"
+                )));
+            }
+            std::thread::sleep(LOOK);
+        }
+        Ok(())
+    }
+
     /// Starts a holder in a process group of its own, since it outlives this process, and waits until it serves. It logs
     /// where this process does.
     fn holder(&self) -> io::Result<OwnedFd> {
-        let Self { program, file, socket, .. } = self;
+        let Self { program, link, file, socket, .. } = self;
         let mut command = Command::new(program);
         command
             .arg("hold")
             .arg("--config")
             .arg(file)
+            .arg("--program")
+            .arg(link)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .process_group(0);
@@ -275,12 +313,11 @@ fn is_served(mut stream: &UnixStream) -> bool {
         && stream.read_exact(&mut answer).is_ok()
 }
 
-/// The holder of an earlier edge: whoever made the socket listen.
+/// The holder of an earlier edge: whoever made the socket listen. It may have no worker at this moment.
 fn found(socket: &Path) -> Option<OwnedFd> {
     let stream = UnixStream::connect(socket).ok()?;
     let holder = socket_peercred(&stream).ok()?.pid.as_raw_nonzero().get();
-    let pidfd = process::open_pidfd(holder).ok()?;
-    is_served(&stream).then_some(pidfd)
+    process::open_pidfd(holder).ok()
 }
 
 fn has_ended(pidfd: &OwnedFd) -> bool {

@@ -10,6 +10,7 @@ mod images;
 mod layers;
 mod ports;
 mod refused;
+mod releases;
 mod restart;
 mod sandboxes;
 mod support;

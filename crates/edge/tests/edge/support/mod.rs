@@ -278,7 +278,16 @@ impl World {
 
     /// The same with fewer threads that may block.
     pub fn edge_with_threads(&self, blocking: usize) -> Edge {
-        let (config, host) = (self.config(), Arc::clone(&self.host));
+        self.start(self.config(), blocking)
+    }
+
+    /// An edge with this configuration.
+    pub fn edge_of(&self, config: Config) -> Edge {
+        self.start(config, dsec_edge::BLOCKING_THREADS)
+    }
+
+    fn start(&self, config: Config, blocking: usize) -> Edge {
+        let host = Arc::clone(&self.host);
         let content = Arc::new(FakeContent::new(Arc::clone(&host)));
         let started = std::thread::spawn(move || {
             let mut runtime = tokio::runtime::Builder::new_multi_thread();
