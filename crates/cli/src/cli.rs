@@ -9,8 +9,8 @@ use dsec_model::iam::ProjectPath;
 
 use crate::bench::BenchCommand;
 use crate::commands::{
-    cluster, completion, cp, create, exec, execs, fleet, identity, image, logs, node, pack, pool, port_forward,
-    project, ps, run, session, shell, stats, stop, task,
+    cluster, completion, cp, create, exec, execs, fleet, identity, image, logs, node, pack, pool,
+    port_forward, project, ps, run, session, shell, stats, stop, task,
 };
 use crate::config::{Given, Target};
 use crate::failure::{EXIT_OWN_FAILURE, EXIT_USAGE, Failure};

@@ -11,8 +11,8 @@ use utoipa::openapi::{Components, Content, Ref, RefOr, Response};
 use utoipa::{Modify, OpenApi};
 
 use crate::api::{
-    batch, cluster, execs, files, identities, images, layers, nodes, pools, ports, projects, releases, sandboxes,
-    sessions, system, tasks,
+    batch, cluster, execs, files, identities, images, layers, nodes, pools, ports, projects, releases,
+    sandboxes, sessions, system, tasks,
 };
 
 #[derive(OpenApi)]

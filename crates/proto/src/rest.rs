@@ -56,6 +56,7 @@ pub use pack::{ImageSettings, LAYER_WORKSPACE, LeftOut, PackRequest, Packed, Qui
 pub use pool::{
     ACCESSES_KEPT_DAYS, ACCESSES_SINCE_DAYS, Pool, PoolBurst, PoolContent, PoolLayerChosen, PoolLayerFailed,
     PoolList, PoolSyncEvent, PoolSyncRequest, PoolSynced,
+};
 pub use release::{
     ChangeBegun, EndTrialRequest, FailedChange, INSTALLED, NodeChange, NodeRelease, NodeTrial, Programs,
     RELEASE_BYTES_MAX, RELEASE_PROGRAMS, ReleaseName, ReleaseNameError, StoredRelease, TRIAL_MS_DEFAULT,
