@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,12 +98,16 @@ class Server:
 
 
 @contextmanager
-def server_of(nodes: list[Platform], database: str = "") -> Iterator[Server]:
-    """A `dsec-control` of all these nodes. `database`: default a file of its own."""
+def server_of(nodes: list[Platform], database: str = "", settings: str = "") -> Iterator[Server]:
+    """A `dsec-control` of all these nodes. `database`: default a file of its own. `settings`: lines of `control.toml`."""
     first, listen = nodes[0], free_address()
     sockets = [f"--node=n{number}={node.state}/run/edge.sock" for number, node in enumerate(nodes, 1)]
     database = f"--database={database or f'sqlite:{first.state}/cluster.db'}"
     command = [str(BIN / "dsec-control"), "--listen", listen, f"--keys-file={first.state}/keys.json", database, *sockets]
+    if settings:
+        config = first.state / "cluster.toml"
+        config.write_text(settings)
+        command.append(f"--config={config}")
     url = f"http://{listen}"
     running = Platform(first.state, {**first.env, "DSEC_URL": url, "DSEC_API_KEY": first.key}, url, first.key)
     with subprocess.Popen(command, stdin=subprocess.DEVNULL) as control:
@@ -131,14 +135,21 @@ def cluster(count: int, store: Store) -> Iterator[tuple[Platform, list[Platform]
 
 @contextmanager
 def cluster_of_machines(
-    count: int, directory: Path, latency_ms: float, mb_per_s: float
+    count: int,
+    directory: Path,
+    latency_ms: float,
+    mb_per_s: float,
+    settings: Sequence[str] = (),
+    control_settings: str = "",
 ) -> Iterator[tuple[Platform, list[Platform]]]:
-    """The same on machines of their own, each with a cable to one that serves the store's directory as a bucket."""
+    """The same on machines of their own, each with a cable to one that serves the store's directory as a bucket. `settings`: more
+    lines of `edge.toml` for each."""
     with ExitStack() as stack:
         host = stack.enter_context(machine())
         machines = [stack.enter_context(machine()) for _ in range(count)]
         for number, node in enumerate(machines, 1):
             connect(host, node, number)
         store = stack.enter_context(slow_store(host, directory, latency_ms, mb_per_s))
-        nodes = stack.enter_context(nodes_of_one_store(count, store, [node.inside() for node in machines]))
-        yield stack.enter_context(control_of(nodes)), nodes
+        inside = [node.inside() for node in machines]
+        nodes = stack.enter_context(nodes_of_one_store(count, store, inside, settings))
+        yield stack.enter_context(server_of(nodes, settings=control_settings)).running, nodes

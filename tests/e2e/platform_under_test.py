@@ -67,6 +67,19 @@ def leftovers(state: Path | None = None, inside: Sequence[str] = ()) -> dict[str
     return {kind: int(count) for kind, count in (line.split() for line in lines)}
 
 
+def nothing_new(
+    since: Mapping[str, int], state: Path | None = None, inside: Sequence[str] = (), limit_s: float = 0.0
+) -> None:
+    """Fails when something that came after the counts of `since` is still there after the limit.
+
+    Less than before is no leftover: what was about to end when it was counted has ended.
+    """
+    end = time.monotonic() + limit_s * PATIENCE
+    while left := {kind: (since[kind], now) for kind, now in leftovers(state, inside).items() if now > since[kind]}:
+        assert time.monotonic() < end, f"left behind, as (before, now): {left}"
+        time.sleep(0.1)
+
+
 @dataclass
 class Platform:
     """A running platform."""
@@ -199,9 +212,7 @@ def _made(inside: Sequence[Sequence[str]]) -> Iterator[list[Platform]]:
             running.close_clients()
             running.down()
     for work, running, then in zip(works, made, before, strict=True):
-        after = leftovers(running.state, running.inside)
-        left = {kind: (then[kind], after[kind]) for kind in after if after[kind] != then[kind]}
-        assert not left, f"left behind: {left}"
+        nothing_new(then, running.state, running.inside)
         shutil.rmtree(work)
 
 
@@ -228,15 +239,17 @@ def platform(image: bool = True, prepare: Callable[[Path], None] = lambda _: Non
 
 @contextmanager
 def nodes_of_one_store(
-    count: int, store: dict[str, str | bool], inside: Sequence[Sequence[str]] = ()
+    count: int, store: dict[str, str | bool], inside: Sequence[Sequence[str]] = (), settings: Sequence[str] = ()
 ) -> Iterator[list[Platform]]:
     """Platforms of a node each whose layers lie in the same store, with these settings; each in namespaces of its own, if
-    there are commands that lead into them. Node n1 has the label rack=r1, and so on."""
+    there are commands that lead into them, and with more lines of `edge.toml`, if there are some for it. Node n1 has the
+    label rack=r1, and so on."""
     lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in store.items())
     with _made(inside or [()] * count) as made:
         for number, running in enumerate(made):
             running.state.mkdir(mode=0o700)
-            named = f'node = "n{number + 1}"\n[labels]\nrack = "r{number + 1}"\n'
+            more = settings[number] if number < len(settings) else ""
+            named = f'node = "n{number + 1}"\n{more}\n[labels]\nrack = "r{number + 1}"\n'
             (running.state / "edge.toml").write_text(f"{named}[store]\n{lines}")
             running.up()
         yield made

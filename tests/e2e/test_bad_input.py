@@ -18,7 +18,7 @@ import pytest
 import libdsec
 from libdsec import DSecContainerRunArgs
 from libdsec.sync import DSecClient, Sandbox
-from platform_under_test import BIN, IMAGE, Platform, free_address, leftovers, stored_files, until
+from platform_under_test import BIN, IMAGE, Platform, free_address, leftovers, nothing_new, stored_files, until
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_value_out_of_range_is_named(client: DSecClient, shared: Platform, fie
     with pytest.raises(libdsec.InvalidArgument) as caught:
         client.run_container(DSecContainerRunArgs(container_image=IMAGE, **{field: value}))
     assert field.replace("cpu_cores_limit", "cpu_")[:4] in caught.value.message
-    assert leftovers(shared.state) == before
+    nothing_new(before, shared.state)
 
 
 def test_negative_and_unknown_fields_are_refused(shared: Platform) -> None:
@@ -63,7 +63,7 @@ def test_unknown_image_user_and_directory(client: DSecClient, shared: Platform) 
         client.run_container(DSecContainerRunArgs(container_image=IMAGE, init_user="nobody-here"))
     with pytest.raises(libdsec.InvalidArgument, match="/no/such/place"):
         client.run_container(DSecContainerRunArgs(container_image=IMAGE, cwd="/no/such/place"))
-    assert leftovers(shared.state) == before
+    nothing_new(before, shared.state)
 
 
 def test_commands_that_cannot_be_started(sandbox: Sandbox) -> None:
@@ -195,7 +195,7 @@ def test_up_twice_and_a_port_in_use(shared: Platform, tmp_path: Path) -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         done = shared.dsec("up", "--detach", "--state-dir", str(tmp_path / "s"), "--listen", address, check=False)
     assert done.returncode != 0 and address in done.stderr
-    assert leftovers() == before
+    nothing_new(before)
 
 
 def test_not_root_is_told_so(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_a_full_state_disk_is_told_so_and_nothing_is_left(shared: Platform, tmp_
         assert "full" in done.stderr and str(small) in done.stderr, done.stderr
     finally:
         subprocess.run(["umount", str(small)], check=True)
-    assert leftovers() == before
+    nothing_new(before)
 
 
 def _raw(platform: Platform) -> socket.socket:

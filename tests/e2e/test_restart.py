@@ -13,7 +13,7 @@ import pytest
 
 import libdsec
 from libdsec import DSecClient, DSecContainerRunArgs
-from platform_under_test import BIN, IMAGE, PATIENCE, Platform, leftovers, platform, until
+from platform_under_test import BIN, IMAGE, PATIENCE, Platform, leftovers, nothing_new, platform, until
 
 pytestmark = pytest.mark.kernel
 
@@ -130,10 +130,8 @@ def test_200_sandboxes_leave_the_machine_as_it_was() -> None:
             "bench", "create", "--image", IMAGE, "--count", "200", "--concurrency", "16", "--json"
         )
         assert '"failed":0' in done.stdout.replace(" ", ""), done.stdout
-        after = until(
-            lambda: (now := leftovers(running.state)) == before and now, "the machine is as before the sandboxes"
-        )
-        assert after["sandbox-files"] == 0
+        nothing_new(before, running.state, limit_s=30)
+        assert leftovers(running.state)["sandbox-files"] == 0
 
 
 def test_down_with_nothing_running_is_fine(tmp_path: Path) -> None:

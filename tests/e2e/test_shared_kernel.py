@@ -15,7 +15,7 @@ import pytest
 from libdsec import DSecContainerRunArgs
 from libdsec.errors import DSecError
 from libdsec.sync import DSecClient, Sandbox
-from platform_under_test import Platform, free_address, leftovers, until
+from platform_under_test import Platform, free_address, leftovers, nothing_new, until
 
 #: What of `/proc` a sandbox may read: itself, what its kernel is, and load that programs cannot do without.
 OPEN_IN_PROC = {
@@ -179,7 +179,7 @@ def test_a_start_that_fails_leaves_no_mount_and_no_cgroup(tmp_path: Path, obstac
     if ended.returncode == 0:
         platform.down()
     assert ended.returncode != 0, ended.stdout
-    assert leftovers() == before
+    nothing_new(before)
 
 
 #: Lets answers of the kernel wait in netlink sockets, each with the whole message that it answers.

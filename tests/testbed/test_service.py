@@ -19,7 +19,7 @@ from platform_under_test import BIN, PATIENCE, ROOT, leftovers, tar, until  # no
 #: Run as a part of `-m kernel` too.
 pytestmark = pytest.mark.kernel
 
-UNIT = ROOT / "packaging/dsec.service"
+UNIT = ROOT / "packaging/systemd/dsec.service"
 #: What the first process of a machine finds: its own part of the cgroups, and empty places for what does not stay.
 FIRST = """
 set -e

@@ -36,6 +36,7 @@ use dsec_sys::{fdpass, memfd, procfs};
 use serde::{Deserialize, Serialize};
 
 use crate::chain::ErrorChain;
+use crate::shelf::Shelf;
 use crate::{Anchor, BackendError, Instance, NodePaths, Phase};
 use instance::{Container, FileCount, Runs};
 use launch::{Clock, Undo, boot_config, follow, group_limits};
@@ -125,6 +126,8 @@ impl ContainerBackend {
         private_dir(&scratch)?;
         private_dir(&state.join("spool"))?;
         let sockets = private_dir(&state.join("run/agents"))?;
+        let spools =
+            Shelf::open(state.join("run/spools")).map_err(failed("make room for spool directories"))?;
         let layers = LayerMounts::open(&state)?;
         let boot_id = procfs::boot_id().map_err(failed("read the boot id"))?;
         let (child, socket) =
@@ -136,8 +139,15 @@ impl ContainerBackend {
             // Fails where containers of an earlier edge live: theirs stay.
             let _containers_live = tree.remove();
         })?;
-        let shared =
-            Shared { state, tree, storage, oom: OomLog::open(), sockets, launcher: Mutex::new(socket) };
+        let shared = Shared {
+            state,
+            tree,
+            storage,
+            oom: OomLog::open(),
+            sockets,
+            spools,
+            launcher: Mutex::new(socket),
+        };
         Ok(Self { shared: Arc::new(shared), launcher: child, layers, boot_id })
     }
 
@@ -308,6 +318,7 @@ impl ContainerBackend {
         }
         shared.tree.remove().map_err(failed("remove cgroups"))?;
         shared.storage.close(&shared.state)?;
+        shared.spools.remove().map_err(failed("remove spool directories"))?;
         for dir in ["run/agents", "run/launcher", "spool"] {
             let path = shared.state.join(dir);
             fs::remove_dir(&path).map_err(failed(format!("remove {}", path.display())))?;

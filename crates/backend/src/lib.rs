@@ -6,6 +6,7 @@
 
 mod chain;
 pub mod container;
+pub mod shelf;
 
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};

@@ -9,8 +9,8 @@ use dsec_model::iam::ProjectPath;
 
 use crate::bench::BenchCommand;
 use crate::commands::{
-    cluster, completion, cp, create, exec, execs, fleet, identity, image, logs, node, pack, port_forward,
-    project, ps, run, session, shell, stats, stop, task,
+    cluster, completion, cp, create, exec, execs, fleet, identity, image, logs, node, pack, pool,
+    port_forward, project, ps, run, session, shell, stats, stop, task,
 };
 use crate::config::{Given, Target};
 use crate::failure::{EXIT_OWN_FAILURE, EXIT_USAGE, Failure};
@@ -96,6 +96,9 @@ pub(crate) enum Command {
     /// List nodes, and say whether they take new sandboxes
     #[command(subcommand)]
     Node(node::NodeCommand),
+    /// List pools of nodes, and bring to one what it is to take over with
+    #[command(subcommand)]
+    Pool(pool::PoolCommand),
     /// Let machines join over the network, list and forget them
     #[command(subcommand)]
     Cluster(cluster::ClusterCommand),

@@ -12,6 +12,7 @@ pub mod images;
 pub mod layers;
 mod lists;
 pub mod nodes;
+pub mod pools;
 pub mod ports;
 mod prefetch;
 pub mod projects;
@@ -34,7 +35,7 @@ use crate::app::App;
 pub use call::{Call, NodeCall, SandboxCall};
 
 /// Every template of [`router`]: what metrics and logs call a path by.
-pub const ROUTES: [&str; 81] = [
+pub const ROUTES: [&str; 83] = [
     "/healthz",
     "/metrics",
     "/v1/openapi.json",
@@ -57,6 +58,8 @@ pub const ROUTES: [&str; 81] = [
     "/v1/nodes/{node}/cordon",
     "/v1/nodes/{node}/uncordon",
     "/v1/nodes/{node}/drain",
+    "/v1/pools",
+    "/v1/pools/{pool}/sync",
     "/v1/nodes/{node}/release",
     "/v1/nodes/{node}/releases/{release}",
     "/v1/nodes/{node}/release/try",
@@ -173,6 +176,8 @@ fn tasks_and_nodes() -> Router<Arc<App>> {
         .route("/v1/nodes/{node}/cordon", post(nodes::cordon))
         .route("/v1/nodes/{node}/uncordon", post(nodes::uncordon))
         .route("/v1/nodes/{node}/drain", post(nodes::drain))
+        .route("/v1/pools", get(pools::list))
+        .route("/v1/pools/{pool}/sync", post(pools::sync))
         .route("/v1/nodes/{node}/release", get(releases::get))
         .route("/v1/nodes/{node}/releases/{release}", put(releases::put))
         .route("/v1/nodes/{node}/release/try", post(releases::try_release))

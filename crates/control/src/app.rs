@@ -7,11 +7,12 @@ use dsec_proto::rest::CREATE_AT_ONCE_MAX;
 use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 
-use crate::cluster::Cluster;
-use crate::config::Config;
+use crate::cluster::{Cluster, ClusterStore, DatabaseStore, FileStore, StoreError};
+use crate::config::{ClusterConfig, ClusterPlace, Config};
 use crate::keys::{FileKeys, KeyFileError, RECHECK};
 use crate::metrics::Metrics;
 use crate::nodes::NodeSet;
+use crate::pools::Pools;
 use crate::quota::Quotas;
 
 /// Creates of all batches together that are under way: what one batch may have, so that the answers held are some GiB at the very worst.
@@ -27,6 +28,8 @@ pub struct App {
     pub quotas: Quotas,
     /// The nodes.
     pub nodes: NodeSet,
+    /// The pools that they are of.
+    pub pools: Pools,
     /// The cluster that machines may join, where one is kept here.
     pub cluster: Option<Arc<Cluster>>,
     /// Counters.
@@ -46,6 +49,9 @@ pub enum AppError {
     /// The database of identities.
     #[error(transparent)]
     Iam(#[from] IamError),
+    /// What the cluster knows.
+    #[error(transparent)]
+    Cluster(#[from] StoreError),
 }
 
 impl App {
@@ -62,23 +68,42 @@ impl App {
     /// # Errors
     /// The database cannot be used.
     pub async fn with_keys(config: &Config, keys: FileKeys) -> Result<Arc<Self>, AppError> {
+        let iam = Iam::open(&config.database).await?;
+        let cluster = match &config.cluster {
+            Some(cluster) => {
+                let names = config.nodes.iter().map(|node| node.name.clone()).collect();
+                Some(Cluster::new(store_of(cluster, &iam).await?, cluster.settings(), names))
+            }
+            None => None,
+        };
         Ok(Arc::new(Self {
             keys,
-            iam: Iam::open(&config.database).await?,
+            iam,
             quotas: Quotas::default(),
             nodes: NodeSet::new(&config.nodes),
-            cluster: config.cluster.as_ref().map(|cluster| {
-                let names = config.nodes.iter().map(|node| node.name.clone()).collect();
-                Cluster::in_dir(&cluster.dir, cluster.settings(), names)
-            }),
+            cluster,
+            pools: Pools::new(config.burst.clone().map(Into::into)),
             metrics: Metrics::new(),
             batch_turns: Semaphore::new(BATCH_TURNS),
             tunnels: TaskTracker::new(),
         }))
     }
 
-    /// Watches nodes, identities and quotas until it is dropped.
+    /// Watches nodes, identities, quotas and pools until it is dropped.
     pub async fn watch(&self) {
-        tokio::join!(self.nodes.watch(), self.iam.keep(), self.quotas.keep(self));
+        tokio::join!(self.nodes.watch(), self.iam.keep(), self.quotas.keep(self), self.pools.keep(self));
     }
+}
+
+async fn store_of(config: &ClusterConfig, iam: &Iam) -> Result<Arc<dyn ClusterStore>, StoreError> {
+    Ok(match &config.place {
+        ClusterPlace::Files { dir } => Arc::new(FileStore::new(dir)),
+        ClusterPlace::Database { earlier } => {
+            let store = DatabaseStore::new(iam.documents());
+            if let Some(dir) = earlier {
+                store.take_over(dir).await?;
+            }
+            Arc::new(store)
+        }
+    })
 }

@@ -13,7 +13,6 @@ mod refusal;
 mod store;
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -24,13 +23,14 @@ use dsec_proto::rest::{
     AnnounceRequest, Announced, Cluster as ClusterInfo, EdgeInstance, JoinRequest, Joined, Member,
     MemberList, TOKEN_TTL_DEFAULT_S, TOKEN_TTL_MAX_S, Token, TokenRequest,
 };
+use futures_util::future::BoxFuture;
 use http::HeaderMap;
 use rustls::{ClientConfig, ServerConfig};
 use serde_json::json;
 
 pub use known::{Announcer, IssuedRecord, Joiner, Known, NodeRecord, Standing, TokenRecord};
 pub use refusal::Refusal;
-pub use store::{ClusterStore, FileStore, StoreError};
+pub use store::{Change, ClusterStore, DatabaseStore, FileStore, StoreError, Storing};
 
 use crate::behalf::Behalf;
 use crate::failure::Failure;
@@ -79,7 +79,7 @@ pub struct Cluster {
     ready: RwLock<Option<Arc<Ready>>>,
     now: Mutex<Now>,
     /// One change at a time: what is in memory is then never older than what was.
-    changing: Mutex<()>,
+    changing: tokio::sync::Mutex<()>,
     /// When nodes last said that they are there, Unix ms.
     seen: Mutex<HashMap<NodeId, u64>>,
     /// When a secret that no token has was last written into the log.
@@ -90,8 +90,8 @@ pub struct Cluster {
 #[derive(Default)]
 struct Now {
     known: Arc<Known>,
+    /// Of the store, when it was read; none: it is to be read.
     version: Option<String>,
-    is_read: bool,
     /// Nodes that were handed on: where each is, and since when it is this one.
     applied: BTreeMap<NodeId, (String, u64)>,
 }
@@ -114,15 +114,10 @@ impl Cluster {
             configured,
             ready: RwLock::default(),
             now: Mutex::default(),
-            changing: Mutex::default(),
+            changing: tokio::sync::Mutex::default(),
             seen: Mutex::default(),
             guessed: Mutex::default(),
         })
-    }
-
-    /// The same of a directory.
-    pub fn in_dir(dir: &Path, settings: Settings, configured: Vec<NodeId>) -> Arc<Self> {
-        Self::new(Arc::new(FileStore::new(dir)), settings, configured)
     }
 
     /// What our own processes are answered by over TLS, once the cluster is made.
@@ -131,14 +126,14 @@ impl Cluster {
         ready.as_ref().map(|ready| Arc::clone(&ready.server))
     }
 
-    /// Reads what there is, once. Blocks.
+    /// Reads what there is, if it has changed.
     ///
     /// # Errors
     /// The store cannot be read, or what it has cannot be used.
-    pub fn open(&self) -> Result<(), Failure> {
-        self.refresh().map_err(stored)?;
+    pub async fn open(&self) -> Result<(), Failure> {
+        self.refresh().await.map_err(stored)?;
         if self.server().is_none()
-            && let Some(pem) = self.store.authority().map_err(stored)?
+            && let Some(pem) = self.store.authority().await.map_err(stored)?
         {
             let authority = Authority::from_pem(&pem).map_err(defect)?;
             let ready = self.made_ready(authority).map_err(defect)?;
@@ -168,22 +163,10 @@ impl Cluster {
         if let Some(ready) = now(self) {
             return Ok(ready);
         }
-        self.blocking(Self::open).await?;
+        self.open().await?;
         now(self).ok_or_else(|| {
             Failure::new(ErrorKind::NotFound, "this server has no cluster yet")
                 .hint("`dsec cluster init` makes one; machines join it over the network")
-        })
-    }
-
-    async fn blocking<T: Send + 'static>(
-        self: &Arc<Self>,
-        work: impl FnOnce(&Self) -> Result<T, Failure> + Send + 'static,
-    ) -> Result<T, Failure> {
-        let this = Arc::clone(self);
-        let done = tokio::task::spawn_blocking(move || work(&this)).await;
-        done.unwrap_or_else(|error| {
-            tracing::error!(%error, "work on the cluster broke off");
-            Err(Failure::new(ErrorKind::Internal, "work on the cluster broke off"))
         })
     }
 
@@ -193,7 +176,7 @@ impl Cluster {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             let Some(app) = nodes() else { return };
-            match self.blocking(Self::open).await {
+            match self.open().await {
                 Ok(()) => is_reported = false,
                 Err(failure) if !is_reported => {
                     tracing::error!(error = %failure.0, "the cluster cannot be looked at; what was known counts");
@@ -223,39 +206,34 @@ impl Cluster {
         Arc::clone(&lock(&self.now).known)
     }
 
-    /// Reads what is known again, if it has changed. Blocks.
-    fn refresh(&self) -> Result<(), StoreError> {
-        let _changing = lock(&self.changing);
-        let version = self.store.version();
-        if lock(&self.now).is_read && lock(&self.now).version == version {
+    /// Reads what is known again, if it has changed.
+    async fn refresh(&self) -> Result<(), StoreError> {
+        let _changing = self.changing.lock().await;
+        let version = Some(self.store.version().await?);
+        if lock(&self.now).version == version {
             return Ok(());
         }
-        let known = Arc::new(self.store.read()?);
+        let known = Arc::new(self.store.read().await?);
         let mut now = lock(&self.now);
-        (now.known, now.version, now.is_read) = (known, version, true);
+        (now.known, now.version) = (known, version);
         Ok(())
     }
 
     /// Changes what is known, and keeps it.
     async fn change<T: Send + 'static>(
-        self: &Arc<Self>,
+        &self,
         change: impl FnOnce(&mut Known) -> T + Send + 'static,
     ) -> Result<T, Failure> {
-        self.blocking(move |this| {
-            let _changing = lock(&this.changing);
-            let (mut change, mut out) = (Some(change), None);
-            let known = this.store.change(&mut |known| {
-                if let Some(change) = change.take() {
-                    out = Some(change(known));
-                }
-            });
-            let known = Arc::new(known.map_err(stored)?);
-            let mut now = lock(&this.now);
-            // Somebody else may have changed it since: it is looked at again soon.
-            (now.known, now.version, now.is_read) = (known, None, false);
-            out.ok_or_else(|| Failure::new(ErrorKind::Internal, "the store did not make the change"))
-        })
-        .await
+        let _changing = self.changing.lock().await;
+        let (tell, mut told) = tokio::sync::oneshot::channel();
+        let change: Change = Box::new(move |known| {
+            let _nobody_waits = tell.send(change(known));
+        });
+        let known = Arc::new(self.store.change(change).await.map_err(stored)?);
+        let mut now = lock(&self.now);
+        // Somebody else may have changed it since: it is looked at again soon.
+        (now.known, now.version) = (known, None);
+        told.try_recv().map_err(|_| Failure::new(ErrorKind::Internal, "the store did not make the change"))
     }
 
     /// Has the nodes be those that are known.
@@ -292,15 +270,11 @@ impl Cluster {
     /// # Errors
     /// It cannot be kept.
     pub async fn init(self: &Arc<Self>) -> Result<ClusterInfo, Failure> {
-        let made = self
-            .blocking(|this| {
-                if this.store.authority().map_err(stored)?.is_some() {
-                    return Ok(false);
-                }
-                let made = Authority::make("dsec cluster").map_err(defect)?;
-                this.store.found(&made).map_err(stored)
-            })
-            .await?;
+        let is_there = self.store.authority().await.map_err(stored)?.is_some();
+        let made = !is_there && {
+            let made = Authority::make("dsec cluster").map_err(defect)?;
+            self.store.found(made).await.map_err(stored)?
+        };
         if made {
             tracing::info!("the cluster was made");
         }
@@ -351,7 +325,7 @@ impl Cluster {
         let ready = self.ready().await?;
         let kept = JoinToken::kept_of(&request.secret);
         // Before anything is locked or written: anybody can send anything here.
-        self.blocking(|this| this.refresh().map_err(stored)).await?;
+        self.refresh().await.map_err(stored)?;
         if !self.known().tokens.contains_key(&kept) {
             return Err(self.guessed());
         }
@@ -411,7 +385,7 @@ impl Cluster {
         let mut standing = self.known().standing(&node, certificate);
         if standing.is_err() {
             // Another server may know better.
-            self.blocking(|this| this.refresh().map_err(stored)).await?;
+            self.refresh().await.map_err(stored)?;
             standing = self.known().standing(&node, certificate);
         }
         let standing = standing.map_err(refused)?;
@@ -451,6 +425,8 @@ impl Cluster {
             });
             changed.await?.map_err(refused)?;
             self.apply(nodes);
+            // Who sees that the node is up may use it at once.
+            nodes.look_at(&node).await;
         }
         if issued.is_some() {
             tracing::info!(node_id = %node, "certificate of a node is renewed");
@@ -473,7 +449,7 @@ impl Cluster {
     /// There is no cluster yet.
     pub async fn members(self: &Arc<Self>) -> Result<MemberList, Failure> {
         self.ready().await?;
-        self.blocking(|this| this.refresh().map_err(stored)).await?;
+        self.refresh().await.map_err(stored)?;
         let (known, seen) = (self.known(), lock(&self.seen));
         let member = |(name, record): (&NodeId, &NodeRecord)| Member {
             node: name.to_string(),
@@ -519,28 +495,34 @@ impl Cluster {
 struct Records(Arc<Cluster>);
 
 impl Voucher for Records {
-    fn vouch(&self, node: &NodeId, certificate: &Certificate) -> Result<(), String> {
-        let cluster = &self.0;
-        let mut standing = cluster.known().standing(node, certificate.fingerprint);
-        if standing.is_err() && cluster.refresh().is_ok() {
-            standing = cluster.known().standing(node, certificate.fingerprint);
-        }
-        match standing {
-            Ok(Standing::Current) => Ok(()),
-            Ok(Standing::Confirms) => {
-                let (cluster, node, shown) = (Arc::clone(cluster), node.clone(), certificate.fingerprint);
-                tokio::spawn(async move {
-                    if let Err(failure) = cluster.change(move |known| known.shown(&node, shown)).await {
-                        tracing::error!(error = %failure.0, "a renewed certificate cannot be noted");
-                    }
-                });
-                Ok(())
+    fn vouch<'a>(
+        &'a self,
+        node: &'a NodeId,
+        certificate: &'a Certificate,
+    ) -> BoxFuture<'a, Result<(), String>> {
+        Box::pin(async {
+            let cluster = &self.0;
+            let mut standing = cluster.known().standing(node, certificate.fingerprint);
+            if standing.is_err() && cluster.refresh().await.is_ok() {
+                standing = cluster.known().standing(node, certificate.fingerprint);
             }
-            Err(refusal) => {
-                refusal.log();
-                Err(refusal.message())
+            match standing {
+                Ok(Standing::Current) => Ok(()),
+                Ok(Standing::Confirms) => {
+                    let (cluster, node, shown) = (Arc::clone(cluster), node.clone(), certificate.fingerprint);
+                    tokio::spawn(async move {
+                        if let Err(failure) = cluster.change(move |known| known.shown(&node, shown)).await {
+                            tracing::error!(error = %failure.0, "a renewed certificate cannot be noted");
+                        }
+                    });
+                    Ok(())
+                }
+                Err(refusal) => {
+                    refusal.log();
+                    Err(refusal.message())
+                }
             }
-        }
+        })
     }
 }
 

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use dsec_model::{IdError, NodeId};
+use dsec_model::placement;
+use dsec_model::{IdError, NodeId, PoolName};
 use dsec_proto::rest::SOCKET_PATH_MAX;
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +19,8 @@ pub const LIFETIME_MIN_S: u64 = 60;
 const LIFETIME_MAX_S: u64 = 90 * 24 * 3600;
 
 /// Databases that are known.
-const DATABASES: [&str; 3] = ["sqlite:", "postgres://", "postgresql://"];
+const ONE_FILE: &str = "sqlite:";
+const DATABASES: [&str; 3] = [ONE_FILE, "postgres://", "postgresql://"];
 
 /// The file as written, before it is checked. Every field may come from a flag instead.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -42,6 +44,35 @@ pub struct ConfigFile {
     pub certificate_lifetime_s: Option<u64>,
     /// The nodes on this machine.
     pub nodes: Vec<NodeEntry>,
+    /// The pool that takes over when the others are full. The same on all servers of a cluster.
+    pub burst: Option<BurstEntry>,
+}
+
+/// `[burst]` as written.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BurstEntry {
+    /// The pool that takes over.
+    pub pool: String,
+    /// The utilisation of all other pools above which it does, 0 to 1. Default: 0.8.
+    pub above: Option<f64>,
+    /// The share of the creates that it could take which it then takes, above 0 and up to 1. Default: 0.3.
+    pub share: Option<f64>,
+}
+
+impl BurstEntry {
+    fn checked(self) -> Result<BurstConfig, ConfigError> {
+        let pool = self.pool.parse().map_err(ConfigError::BurstPool)?;
+        let above = self.above.unwrap_or(placement::Burst::ABOVE);
+        let share = self.share.unwrap_or(placement::Burst::SHARE);
+        if !(0.0..=1.0).contains(&above) {
+            return Err(ConfigError::BurstAbove(above));
+        }
+        if !(share > 0.0 && share <= 1.0) {
+            return Err(ConfigError::BurstShare(share));
+        }
+        Ok(BurstConfig { pool, above, share })
+    }
 }
 
 /// One node as written.
@@ -72,16 +103,54 @@ pub struct Config {
     pub cluster: Option<ClusterConfig>,
     /// Each name once; at least one, where there is no cluster.
     pub nodes: Vec<NodeConfig>,
+    /// The pool that takes over when the others are full.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub burst: Option<BurstConfig>,
+}
+
+/// Checked `[burst]`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct BurstConfig {
+    /// The pool that takes over.
+    pub pool: PoolName,
+    /// The utilisation of all other pools above which it does, 0 to 1.
+    pub above: f64,
+    /// The share of the creates that it could take which it then takes, above 0 and up to 1.
+    pub share: f64,
+}
+
+impl From<BurstConfig> for placement::Burst {
+    fn from(BurstConfig { pool, above, share }: BurstConfig) -> Self {
+        Self { pool, above, share }
+    }
 }
 
 /// The cluster that machines may join.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ClusterConfig {
     /// Where its authority, its tokens and its nodes are kept.
-    #[serde(rename = "cluster_dir")]
-    pub dir: PathBuf,
+    #[serde(flatten)]
+    pub place: ClusterPlace,
     /// How long certificates live, seconds.
     pub certificate_lifetime_s: u64,
+}
+
+/// Where what a cluster knows is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum ClusterPlace {
+    /// In files of this server.
+    Files {
+        /// Their directory.
+        #[serde(rename = "cluster_dir")]
+        dir: PathBuf,
+    },
+    /// In the database, which several servers share.
+    Database {
+        /// Directory of what this server kept in files before; that moves into the database.
+        #[serde(rename = "cluster_dir", skip_serializing_if = "Option::is_none")]
+        earlier: Option<PathBuf>,
+    },
 }
 
 impl ClusterConfig {
@@ -185,6 +254,15 @@ pub enum ConfigError {
     /// Certificates that live too short or too long.
     #[error("certificate_lifetime_s is {0}; it must be between {LIFETIME_MIN_S} and {LIFETIME_MAX_S}")]
     Lifetime(u64),
+    /// The pool that takes over has a bad name.
+    #[error("burst.pool is not the name of a pool")]
+    BurstPool(#[source] IdError),
+    /// A threshold that is none.
+    #[error("burst.above is {0}; it is the share of the other pools that is in use, 0 to 1")]
+    BurstAbove(f64),
+    /// A share that is none.
+    #[error("burst.share is {0}; it must be above 0 and at most 1: without [burst] nothing is taken over")]
+    BurstShare(f64),
     /// `--node` is not `NAME=SOCKET`.
     #[error("{0:?} is not NAME=SOCKET")]
     NodeFlag(String),
@@ -225,7 +303,16 @@ impl ConfigFile {
         check_listen(&listen)?;
         let keys_file =
             self.keys_file.ok_or(ConfigError::Missing { field: "keys_file", flag: "--keys-file" })?;
-        if self.nodes.is_empty() && self.cluster_dir.is_none() {
+        let database = match self.database {
+            Some(database) if DATABASES.iter().any(|scheme| database.starts_with(scheme)) => database,
+            Some(_) => return Err(ConfigError::Database),
+            None => format!("sqlite:{}", keys_file.with_file_name("control.db").display()),
+        };
+        let place = match (database.starts_with(ONE_FILE), self.cluster_dir) {
+            (true, dir) => dir.map(|dir| ClusterPlace::Files { dir }),
+            (false, earlier) => Some(ClusterPlace::Database { earlier }),
+        };
+        if self.nodes.is_empty() && place.is_none() {
             return Err(ConfigError::Missing { field: "nodes", flag: "--node" });
         }
         let usual_s = Settings::default().lifetime.as_secs();
@@ -233,7 +320,7 @@ impl ConfigFile {
         if !(LIFETIME_MIN_S..=LIFETIME_MAX_S).contains(&certificate_lifetime_s) {
             return Err(ConfigError::Lifetime(certificate_lifetime_s));
         }
-        let cluster = self.cluster_dir.map(|dir| ClusterConfig { dir, certificate_lifetime_s });
+        let cluster = place.map(|place| ClusterConfig { place, certificate_lifetime_s });
         if self.nodes.len() > NODES_MAX {
             return Err(ConfigError::TooManyNodes(self.nodes.len()));
         }
@@ -250,13 +337,9 @@ impl ConfigFile {
             }
             nodes.push(NodeConfig { name, socket: entry.socket });
         }
-        let database = match self.database {
-            Some(database) if DATABASES.iter().any(|scheme| database.starts_with(scheme)) => database,
-            Some(_) => return Err(ConfigError::Database),
-            None => format!("sqlite:{}", keys_file.with_file_name("control.db").display()),
-        };
         let tls = tls_of(self.tls_cert, self.tls_key, self.tls_self_made)?;
-        Ok(Config { listen, keys_file, database, tls, cluster, nodes })
+        let burst = self.burst.map(BurstEntry::checked).transpose()?;
+        Ok(Config { listen, keys_file, database, tls, cluster, nodes, burst })
     }
 }
 
@@ -306,6 +389,9 @@ mod tests {
         assert_eq!(config.listen, "127.0.0.1:0");
         assert_eq!(config.nodes[0].name.as_str(), "n1");
         assert_eq!(config.database, "sqlite:/run/dsec/control.db");
+        assert_eq!(config.burst, None);
+        let burst = check(&format!("{GOOD}[burst]\npool = \"cloud\"\n")).unwrap().burst.unwrap();
+        assert_eq!((burst.pool.as_str(), burst.above, burst.share), ("cloud", 0.8, 0.3));
     }
 
     #[test]
@@ -323,6 +409,10 @@ mod tests {
             ("keys_file", "database = \"mysql://h/x\"\n keys_file", "must begin with"),
             ("nodes =", "# ", "--node"),
             ("keys_file", "certificate_lifetime_s = 1\n keys_file", "between 60"),
+            ("nodes =", "burst = { pool = \"The Cloud\" }\n nodes =", "burst.pool"),
+            ("nodes =", "burst = { pool = \"cloud\", above = 80 }\n nodes =", "burst.above is 80"),
+            ("nodes =", "burst = { pool = \"cloud\", share = 0.0 }\n nodes =", "burst.share is 0"),
+            ("nodes =", "burst = { above = 0.8 }\n nodes =", "pool"),
             ("keys_file", "tls_cert = \"/c\"\n keys_file", "go together"),
             (
                 "keys_file",

@@ -8,8 +8,8 @@ use axum::extract::Request;
 use axum::response::Response;
 use bytes::Bytes;
 use dsec_model::limits::cores_to_millis;
-use dsec_model::placement::{self, Refusals, TRIES_MAX, Tries, Wanted};
-use dsec_model::{ErrorKind, Limits, Shortage};
+use dsec_model::placement::{self, Pools, Refusals, TRIES_MAX, Tries, Wanted};
+use dsec_model::{ErrorKind, Limits, PoolName, Shortage};
 use dsec_proto::rest::{
     BACKEND_CONTAINER, ErrorBody, FenceRequest, Fenced, IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_KEY,
     IDEMPOTENCY_KEY_MAX, SandboxLimits,
@@ -26,6 +26,7 @@ use crate::behalf::{self, Behalf};
 use crate::failure::{Failure, Reply};
 use crate::forward::{self, BodyKind, Outgoing};
 use crate::nodes::Node;
+use crate::pools::Route;
 use crate::upstream::SendError;
 
 /// A create, as it is sent to whichever node takes it.
@@ -48,6 +49,14 @@ impl Create {
     /// # Errors
     /// None did, or one did not say whether.
     pub async fn place(self, app: &App, behalf: &Behalf, identity: &HeaderMap) -> Reply {
+        let answer = self.on_some_node(app, behalf, identity).await?;
+        if answer.status().is_success() {
+            app.pools.accessed(&self.needs);
+        }
+        Ok(answer)
+    }
+
+    async fn on_some_node(&self, app: &App, behalf: &Behalf, identity: &HeaderMap) -> Reply {
         if let Some((at, node)) = app.nodes.only_placed() {
             let sent = self.send(app, behalf, at, &node, true).await?;
             return sent.map_err(|error| forward::failure_of(&node, error));
@@ -57,7 +66,7 @@ impl Create {
                 .hint("`dsec cluster token` lets one join"));
         }
         app.nodes.watched.gathered().await;
-        let mut placement = Placement::new(app, behalf, &self);
+        let mut placement = Placement::new(app, behalf, self);
         let mut is_first = true;
         if let (Some(key), Some(attempt @ 2..)) = (&self.key, self.attempt) {
             placement.order = find(app, identity, key, attempt).await?.map(|at| vec![at]);
@@ -78,7 +87,10 @@ impl Create {
                     app.nodes.watched.unreachable(at);
                     placement.refusals.add("unreachable");
                 }
-                Ok(answer) => return Ok(answer),
+                Ok(answer) => {
+                    placement.answered(app, answer.status());
+                    return Ok(answer);
+                }
                 Err(error) => return Err(forward::failure_of(&node, error)),
             }
         }
@@ -126,10 +138,13 @@ async fn short_of(answer: Response) -> Option<Shortage> {
 /// What of a request decides where it can go.
 #[derive(Default)]
 pub struct Needs {
+    pool: Option<PoolName>,
     backend: Option<String>,
     labels: BTreeMap<String, String>,
     features: Vec<String>,
-    layers: Vec<u64>,
+    /// Names of its layers with their kinds, in order, with a space between them.
+    layers: String,
+    numbers: Vec<u64>,
     cpu_millis: Option<u64>,
     memory_mib: Option<u64>,
     disk_mib: Option<u64>,
@@ -141,6 +156,7 @@ impl Needs {
         #[derive(Default, Deserialize)]
         #[serde(default)]
         struct Said {
+            pool: Option<String>,
             backend: Option<String>,
             node_labels: BTreeMap<String, String>,
             node_features: Vec<String>,
@@ -154,6 +170,7 @@ impl Needs {
         let said: Said = serde_json::from_slice(body).unwrap_or_default();
         let most = said.node_labels.len().max(said.node_features.len()).max(said.toolkits.len());
         let limits = Self {
+            pool: said.pool.as_deref().and_then(|pool| pool.parse().ok()),
             cpu_millis: said.cpu_cores_limit.and_then(cores_to_millis),
             memory_mib: said.memory_limit_mb,
             disk_mib: said.disk_limit_mb,
@@ -162,6 +179,7 @@ impl Needs {
         if most > NEEDS_MAX {
             return Self { backend: said.backend, ..limits };
         }
+        let layers = layers_of(&said.container_image, said.workspace.as_deref(), &said.toolkits);
         let workspace = said.workspace.as_deref().map(without_kind);
         let names = [said.container_image.as_str()].into_iter().chain(workspace);
         let names = names.chain(said.toolkits.iter().map(String::as_str)).filter(|name| !name.is_empty());
@@ -169,9 +187,21 @@ impl Needs {
             backend: said.backend,
             labels: said.node_labels,
             features: said.node_features,
-            layers: names.map(placement::layer_number).collect(),
+            layers,
+            numbers: names.map(placement::layer_number).collect(),
             ..limits
         }
+    }
+
+    /// The pool that it asks for.
+    pub fn pool(&self) -> Option<PoolName> {
+        self.pool.clone()
+    }
+
+    /// Names of its layers with their kinds, each once and in order, with a space between them: `base/debian workspace/click`. Nothing
+    /// where it has no image, or was not understood.
+    pub fn layers(&self) -> &str {
+        &self.layers
     }
 
     /// The backend it is for.
@@ -192,16 +222,40 @@ impl Needs {
         }
     }
 
-    /// The same as placement takes it.
+    /// The same as placement takes it, in any pool.
     pub fn wanted(&self) -> Wanted<'_> {
+        self.wanted_in(Pools::All)
+    }
+
+    /// The same in some pools.
+    pub fn wanted_in<'a>(&'a self, pools: Pools<'a>) -> Wanted<'a> {
         Wanted {
-            layers: &self.layers,
+            pools,
+            layers: &self.numbers,
             backend: self.backend(),
             labels: Some(&self.labels),
             features: &self.features,
             ..Wanted::default()
         }
     }
+}
+
+/// See [`Needs::layers`]. The layer of a recipe's step is its own: nobody starts many sandboxes of it.
+fn layers_of(image: &str, workspace: Option<&str>, toolkits: &[String]) -> String {
+    let is_kinded =
+        |name: &str| ["workspace/", "snapshot/", "step/"].iter().any(|kind| name.starts_with(kind));
+    let workspace =
+        workspace.map(|name| if is_kinded(name) { name.to_owned() } else { format!("workspace/{name}") });
+    let toolkits = toolkits.iter().map(|name| format!("toolkit/{name}"));
+    let mut layers: Vec<String> =
+        std::iter::once(format!("base/{image}")).chain(workspace).chain(toolkits).collect();
+    let is_odd = |layer: &String| layer.starts_with("step/") || layer.ends_with('/') || layer.contains(' ');
+    if layers.iter().any(is_odd) {
+        return String::new();
+    }
+    layers.sort_unstable();
+    layers.dedup();
+    layers.join(" ")
 }
 
 /// What a workspace is called where its kind is not said with it: nodes write it down so.
@@ -212,6 +266,9 @@ fn without_kind(name: &str) -> &str {
 /// One create on its way over the nodes: each is tried once.
 struct Placement {
     needs: Arc<Needs>,
+    route: Route,
+    /// Where on its route it is.
+    leg: usize,
     tries: Tries,
     /// The nodes still to try, the next one last, of a create that must meet an earlier one.
     order: Option<Vec<usize>>,
@@ -223,6 +280,8 @@ struct Placement {
 impl Placement {
     fn new(app: &App, behalf: &Behalf, create: &Create) -> Self {
         let needs = Arc::clone(&create.needs);
+        let is_again = create.key.is_some() && create.attempt.is_none();
+        let route = app.pools.route(app, &needs, is_again);
         // Who does not count attempts may be here for the second time.
         let order = create.key.as_ref().filter(|_| create.attempt.is_none()).map(|key| {
             let nodes = app.nodes.placed();
@@ -231,20 +290,38 @@ impl Placement {
             let mut order = placement::keyed_order(names, &scoped);
             order.iter_mut().for_each(|at| *at = nodes[*at].0);
             // What a node is does not change between two attempts, as its load does.
-            let never = app.nodes.watched.never(&needs.wanted());
+            let never = app.nodes.watched.never(&needs.wanted_in(route.all()));
             order.retain(|at| !never.contains(at));
             order.truncate(TRIES_MAX);
             order.reverse();
             order
         });
-        Self { needs, tries: Tries::default(), order, refusals: Refusals::default(), is_full: false }
+        let (tries, refusals) = (Tries::default(), Refusals::default());
+        Self { needs, route, leg: 0, tries, order, refusals, is_full: false }
     }
 
     /// The node to try next, and when that was.
     fn next(&mut self, app: &App) -> Option<(usize, u64)> {
-        match &mut self.order {
-            Some(order) => order.pop().map(|at| (at, app.nodes.watched.placed(at))),
-            None => app.nodes.watched.place(&self.needs.wanted(), &mut self.tries),
+        if let Some(order) = &mut self.order {
+            return order.pop().map(|at| (at, app.nodes.watched.placed(at)));
+        }
+        loop {
+            let wanted = self.needs.wanted_in(self.route.leg(self.leg)?);
+            if let Some(found) = app.nodes.watched.place(&wanted, &mut self.tries) {
+                return Some(found);
+            }
+            if self.route.is_diverted(self.leg) {
+                app.pools.refused();
+            }
+            self.leg += 1;
+            self.tries.in_another_pool();
+        }
+    }
+
+    /// A node answered, and no other is asked.
+    fn answered(&self, app: &App, status: StatusCode) {
+        if status.is_success() && self.order.is_none() && self.route.is_diverted(self.leg) {
+            app.pools.diverted();
         }
     }
 
@@ -256,10 +333,10 @@ impl Placement {
 
     /// Why no node took it, all in one.
     fn failure(self, app: &App) -> Failure {
-        let Self { needs, tries, order, mut refusals, is_full } = self;
+        let Self { needs, route, tries, order, mut refusals, is_full, .. } = self;
         let was_asked = !refusals.counts().is_empty();
         let never = (order.is_none() || !was_asked)
-            && app.nodes.watched.add_unfit(&needs.wanted(), &tries, &mut refusals);
+            && app.nodes.watched.add_unfit(&needs.wanted_in(route.all()), &tries, &mut refusals);
         let kind = match (is_full, never && !was_asked) {
             (true, _) => ErrorKind::ResourceExhausted,
             (false, true) => ErrorKind::Unsupported,

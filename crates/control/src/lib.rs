@@ -7,6 +7,7 @@
 //!                                                                  │ rules    what a call needs; behalf: whether they may
 //!                                                                  │ quota    what may be let in still
 //!                                                                  │ create   the way of a create over the nodes
+//!                                                                  │ pools    which of them take over from others, with what
 //!                                                                  │ watcher  what nodes say, and what was sent there
 //!                                                                  ▼
 //!                                         forward ► upstream (pool, bodies, tunnels) ── HTTP ──► edge
@@ -27,6 +28,7 @@ pub mod keys;
 pub mod metrics;
 pub mod nodes;
 pub mod openapi;
+pub mod pools;
 pub mod quota;
 pub mod rules;
 pub mod server;

@@ -21,7 +21,8 @@ use tracing_subscriber::EnvFilter;
 #[derive(Debug, Parser)]
 #[command(name = "dsec-control", version)]
 struct Args {
-    /// Configuration file (TOML): listen, keys_file, tls_cert, tls_key, cluster_dir, nodes = [{ name, socket }]
+    /// Configuration file (TOML): listen, keys_file, tls_cert, tls_key, cluster_dir, nodes = [{ name, socket }],
+    /// burst = { pool, above, share }
     #[arg(long, value_name = "FILE", env = "DSEC_CONTROL_CONFIG")]
     config: Option<PathBuf>,
     /// Address of the public API; port 0 takes a free one
@@ -152,7 +153,7 @@ async fn run(config: Config, ready_fd: Option<i32>) -> anyhow::Result<()> {
     let address = listener.local_addr()?;
     let stop = stop_on_signals()?;
     if let Some(cluster) = app.cluster.clone() {
-        cluster.open().map_err(|failure| failure.0)?;
+        cluster.open().await.map_err(|failure| failure.0)?;
         cluster.apply(&app.nodes);
         let of = Arc::downgrade(&app);
         tokio::spawn(cluster.follow(move || of.upgrade()));

@@ -314,11 +314,11 @@ impl NodeSet {
     /// They have several stores, or none of them has said which it has.
     pub async fn of_one_store(&self, nodes: &[Arc<Node>]) -> Result<Vec<Arc<Node>>, Failure> {
         self.watched.gathered().await;
-        let mut stores: BTreeMap<String, Vec<(bool, &Arc<Node>)>> = BTreeMap::new();
-        for node in nodes {
-            if let Some((store, answers)) = self.watched.store(node.name()) {
-                stores.entry(store).or_default().push((answers, node));
-            }
+        let mut stores = self.by_store(nodes);
+        if stores.is_empty() {
+            // They may just have come, or not have reached their store yet when they were asked.
+            self.look().await;
+            stores = self.by_store(nodes);
         }
         let Some((_, mut sharing)) = stores.pop_first() else {
             return Err(Failure::new(ErrorKind::Unavailable, "no node answers")
@@ -333,6 +333,17 @@ impl NodeSet {
         Ok(sharing.into_iter().map(|(_, node)| Arc::clone(node)).collect())
     }
 
+    /// Those that have said which layer store they have, by it, each with whether it answers.
+    fn by_store<'a>(&self, nodes: &'a [Arc<Node>]) -> BTreeMap<String, Vec<(bool, &'a Arc<Node>)>> {
+        let mut stores: BTreeMap<String, Vec<(bool, &Arc<Node>)>> = BTreeMap::new();
+        for node in nodes {
+            if let Some((store, answers)) = self.watched.store(node.name()) {
+                stores.entry(store).or_default().push((answers, node));
+            }
+        }
+        stores
+    }
+
     /// Watches the nodes, and those that come, until it is dropped.
     pub async fn watch(&self) {
         let (mut count, mut watched) = (self.count.subscribe(), 0);
@@ -345,6 +356,13 @@ impl NodeSet {
                 changed = count.changed() => if changed.is_err() { return },
                 Some(()) = watching.next() => {}
             }
+        }
+    }
+
+    /// Asks one node how it is, now.
+    pub async fn look_at(&self, name: &NodeId) {
+        if let Some((at, node)) = self.placed().into_iter().find(|(_, node)| node.name() == name) {
+            self.watched.ask(at, &node).await;
         }
     }
 

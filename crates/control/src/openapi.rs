@@ -11,8 +11,8 @@ use utoipa::openapi::{Components, Content, Ref, RefOr, Response};
 use utoipa::{Modify, OpenApi};
 
 use crate::api::{
-    batch, cluster, execs, files, identities, images, layers, nodes, ports, projects, releases, sandboxes,
-    sessions, system, tasks,
+    batch, cluster, execs, files, identities, images, layers, nodes, pools, ports, projects, releases,
+    sandboxes, sessions, system, tasks,
 };
 
 #[derive(OpenApi)]
@@ -33,7 +33,7 @@ use crate::api::{
         layers::trace, layers::prefetch, layers::verify_layer, layers::export, layers::tag, layers::verify_store,
         layers::collect, layers::step, layers::name_step,
         tasks::list, tasks::get, tasks::stop, tasks::pause, tasks::resume, tasks::wait,
-        nodes::list, nodes::get, nodes::cordon, nodes::uncordon, nodes::drain,
+        nodes::list, nodes::get, nodes::cordon, nodes::uncordon, nodes::drain, pools::list, pools::sync,
         releases::get, releases::put, releases::try_release, releases::try_config, releases::end_trial,
         cluster::get, cluster::make, cluster::token, cluster::members, cluster::forget, cluster::join, cluster::announce,
         projects::list, projects::create, projects::get, projects::change, projects::remove, projects::stop, projects::pause,

@@ -51,6 +51,8 @@ const RULES: &[(&str, &str, Rule)] = &[
     ("POST", "/v1/nodes/{node}/cordon", Cluster(NodeManage)),
     ("POST", "/v1/nodes/{node}/uncordon", Cluster(NodeManage)),
     ("POST", "/v1/nodes/{node}/drain", Cluster(NodeManage)),
+    ("GET", "/v1/pools", Cluster(NodeRead)),
+    ("POST", "/v1/pools/{pool}/sync", Cluster(NodeManage)),
     ("GET", "/v1/nodes/{node}/release", Cluster(NodeRead)),
     ("PUT", "/v1/nodes/{node}/releases/{release}", Everything),
     ("POST", "/v1/nodes/{node}/release/try", Everything),

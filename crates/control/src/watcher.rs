@@ -3,6 +3,8 @@
 //! Each node is asked by a task of its own, so that a slow one delays no other. Nothing is kept: after a start all is known
 //! again when every node has answered, or has not answered, once.
 
+mod overflow;
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,6 +18,7 @@ use tokio::sync::watch;
 use crate::behalf::Behalf;
 use crate::failure::Failure;
 use crate::nodes::Node;
+pub use overflow::PoolView;
 
 /// How often a node is asked.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -66,6 +69,8 @@ struct Known {
     more: Vec<More>,
     /// Draws the nodes that a create looks at. Seeded once: a system call a draw would cost more than the rest of a placement.
     chance: fastrand::Rng,
+    /// How full the pools are that one takes over from.
+    home: overflow::Home,
 }
 
 /// What a node last said that its sandboxes may use.
@@ -109,7 +114,7 @@ impl Watched {
     pub fn driven(names: impl Iterator<Item = NodeId>, clock: Box<dyn Clock>, seed: u64) -> Self {
         let mut chance = fastrand::Rng::with_seed(seed);
         let phase_ms = chance.u64(..PERIOD_MS);
-        let known = Known { nodes: Vec::new(), more: Vec::new(), chance };
+        let known = Known { nodes: Vec::new(), more: Vec::new(), chance, home: overflow::Home::default() };
         let watched = Self { known: Mutex::new(known), gathered: watch::Sender::new(false), clock, phase_ms };
         names.for_each(|name| watched.add(name));
         watched
@@ -261,16 +266,20 @@ impl Watched {
     pub fn place(&self, wanted: &Wanted<'_>, tries: &mut Tries) -> Option<(usize, u64)> {
         let now_ms = self.now_ms();
         let mut known = self.known();
-        let Known { nodes, chance, .. } = &mut *known;
+        let Known { nodes, chance, home, .. } = &mut *known;
         let at = placement::choose(nodes, wanted, tries, |below| chance.usize(..below))?;
         nodes[at].placed(now_ms, Expected::START);
+        home.placed(&nodes[at], Expected::START);
         Some((at, now_ms))
     }
 
     /// A create goes to this node whatever its load. Returns when that was.
     pub fn placed(&self, at: usize) -> u64 {
         let now_ms = self.now_ms();
-        self.known().nodes[at].placed(now_ms, Expected::START);
+        let mut known = self.known();
+        let Known { nodes, home, .. } = &mut *known;
+        nodes[at].placed(now_ms, Expected::START);
+        home.placed(&nodes[at], Expected::START);
         now_ms
     }
 
@@ -326,6 +335,7 @@ fn report_of(status: NodeStatus) -> Report {
         backends,
         architecture,
         sandboxes_max,
+        pool,
         labels,
         features,
         scheduling,
@@ -334,6 +344,7 @@ fn report_of(status: NodeStatus) -> Report {
     } = status;
     let works = features.into_iter().filter(|feature| feature.state == FeatureState::Works);
     Report {
+        pool,
         cordoned: scheduling.state == SchedulingState::Cordoned,
         draining: scheduling.state == SchedulingState::Draining,
         backends: backends.into_iter().collect(),

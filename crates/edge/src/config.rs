@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use dsec_model::limits::cores_to_millis;
-use dsec_model::{Limits, NodeId, Policy};
+use dsec_model::{Limits, NodeId, Policy, PoolName};
 use dsec_proto::rest::SOCKET_PATH_MAX;
 use dsec_registry::{Allowed, Pattern};
 use dsec_store::StoreSettings;
@@ -35,6 +35,7 @@ struct File {
     aether: Option<PathBuf>,
     fill: Option<PathBuf>,
     max_sandboxes: Option<u64>,
+    pool: Option<String>,
     #[serde(default)]
     labels: BTreeMap<String, String>,
     store: Option<StoreSettings>,
@@ -162,6 +163,8 @@ pub struct Config {
     pub fill: PathBuf,
     /// When it takes one more sandbox.
     pub admission: Policy,
+    /// The pool of nodes that this one is of.
+    pub pool: PoolName,
     /// What the operator says of this node: placement can be asked for them.
     pub labels: BTreeMap<String, String>,
     /// Where layers are kept. Default: a directory of the state directory.
@@ -228,6 +231,8 @@ impl Config {
             .map_err(|source| ConfigError::Parse { path: path.to_owned(), source: Box::new(source) })?;
         let value = |message: String| ConfigError::Value { path: path.to_owned(), message };
         let node: NodeId = file.node.parse().map_err(|e: dsec_model::IdError| value(e.to_string()))?;
+        let pool = file.pool.as_deref().map(str::parse).transpose();
+        let pool = pool.map_err(|e: dsec_model::IdError| value(format!("pool: {e}")))?.unwrap_or_default();
         if !file.state_dir.is_absolute() {
             return Err(value(format!(
                 "state_dir is {}; it must be an absolute path",
@@ -280,6 +285,7 @@ impl Config {
             still_max: Duration::from_millis(still_ms),
             registries,
             admission,
+            pool,
             labels: file.labels,
             defaults,
             state_dir: file.state_dir,
@@ -330,6 +336,9 @@ mod tests {
         assert_eq!(config.socket, Path::new("/var/lib/dsec/run/edge.sock"));
         assert_eq!(config.admission, Policy::default());
         assert_eq!(config.defaults, Limits::default());
+        assert_eq!(config.pool.as_str(), "onprem");
+        let cloud = parse("node = \"n1\"\nstate_dir = \"/x\"\npool = \"cloud\"\n").unwrap();
+        assert_eq!(cloud.pool.as_str(), "cloud");
     }
 
     #[test]
@@ -372,6 +381,7 @@ mod tests {
             ),
             ("node = \"n1\"\nstate_dir = \"/x\"\n[store]\nurl = \"/s\"\nuri = 1\n", "uri"),
             ("node = \"n1\"\nstate_dir = \"/x\"\n[defaults]\ncpu_cores_limit = -1\n", "cpu_cores_limit"),
+            ("node = \"n1\"\nstate_dir = \"/x\"\npool = \"The Cloud\"\n", "The Cloud"),
             ("state_dir = \"/x\"\n", "node"),
             ("node = \"n1\"\nstate_dir = \"/x\"\nlisten = \"10.0.0.1\"\n", "listen"),
             ("node = \"n1\"\nstate_dir = \"/x\"\nlisten = \"10.0.0.1:0\"\n", "port 0"),

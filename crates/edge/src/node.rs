@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use dsec_backend::shelf::Shelf;
 use dsec_model::{ErrorKind, State};
 use dsec_proto::rest::{
     ApiError, BACKEND_CONTAINER, CreateSandboxRequest, Feature, FeatureState, NodeStatus, NodeUsage,
@@ -73,6 +74,8 @@ pub struct Node {
     pub traffic: Traffic,
     /// Those that ended.
     pub ended: EndedLog,
+    /// Directories of records, between one sandbox and the next.
+    pub records: Shelf,
     /// Idempotency keys.
     pub keys: Arc<Keys>,
     /// Tasks that own sandboxes.
@@ -105,6 +108,8 @@ impl Node {
             .map_err(|e| internal("the state directory cannot be made", &e))?;
         let (ended, remembered) =
             EndedLog::open(&config.state_dir).map_err(|e| internal("ended.jsonl cannot be read", &e))?;
+        let records = Shelf::open(config.state_dir.join("run/records"))
+            .map_err(|e| internal("room for records cannot be made", &e))?;
         let backend = Arc::clone(&launch);
         let node = config.node.to_string();
         let layers = Layers::open(&config.state_dir, &node, &config.store, content, backend)?;
@@ -118,6 +123,7 @@ impl Node {
             pending: Pending::default(),
             charges: Charges::default(),
             ended,
+            records,
             keys: Arc::default(),
             tasks: TaskTracker::new(),
             boot_id,
@@ -166,7 +172,7 @@ impl Node {
     /// Whether it has what a request wants of its node. Where several nodes are, who places has looked already.
     ///
     /// # Errors
-    /// It lacks a label or a feature, or has not tried its features yet.
+    /// It is of another pool, lacks a label or a feature, or has not tried its features yet.
     pub fn suits(&self, request: &CreateSandboxRequest) -> Result<(), ApiError> {
         let (node, labels) = (&self.config.node, &self.config.labels);
         let lacks = |field: &str, message: String| {
@@ -174,6 +180,10 @@ impl Node {
                 .detail(json!({ "field": field, "node": node }));
             Err(error.hint("`dsec node ls` shows what the nodes have"))
         };
+        let pool = &self.config.pool;
+        if let Some(asked) = request.pool.as_ref().filter(|asked| *asked != pool.as_str()) {
+            return lacks("pool", format!("node {node} is of the pool {pool}, not of {asked}"));
+        }
         if let Some((name, value)) =
             request.node_labels.iter().find(|(name, value)| labels.get(*name) != Some(*value))
         {
@@ -291,6 +301,7 @@ impl Node {
             store: self.layers.store_id(),
             architecture: std::env::consts::ARCH.to_owned(),
             sandboxes_max: self.config.admission.sandboxes_max,
+            pool: self.config.pool.clone(),
             labels: self.config.labels.clone(),
             features: self.features(),
             scheduling: self.scheduling.now(),

@@ -98,6 +98,9 @@ async fn run(node: Arc<Node>, lines: mpsc::Sender<Progress>) {
     node.tasks.wait().await;
     let _ = lines.try_send(Progress::Backend);
     let down = take_down(Arc::clone(&node.launch)).await;
+    if let Err(error) = node.records.remove() {
+        tracing::warn!(%error, "directories of records are left");
+    }
     // After the mounts, which read from it.
     node.layers.shut_down().await;
     let last = match down {

@@ -74,7 +74,7 @@ struct Plan<T> {
 
 /// Identities and all about them.
 pub struct Iam {
-    db: Database,
+    pub(crate) db: Database,
     book: RwLock<Book>,
     me: RwLock<ReplicaId>,
     pulses: Pulses,
@@ -116,6 +116,10 @@ impl Iam {
         let version = iam.book().version;
         replicas::register(&iam.db.pool, &me, version).await?;
         Ok(iam)
+    }
+
+    pub(crate) fn pool(&self) -> &sqlx::AnyPool {
+        &self.db.pool
     }
 
     /// What is known.

@@ -19,8 +19,11 @@ const CONNECTIONS: u32 = 8;
 /// How long to wait for a connection.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// The tables, oldest first.
-const MIGRATIONS: [(i64, &str, &str); 1] =
-    [(1, "identities", include_str!("../migrations/0001_identities.sql"))];
+const MIGRATIONS: [(i64, &str, &str); 3] = [
+    (1, "identities", include_str!("../migrations/0001_identities.sql")),
+    (2, "pools", include_str!("../migrations/0002_pools.sql")),
+    (3, "documents", include_str!("../migrations/0003_documents.sql")),
+];
 
 /// An open database.
 #[derive(Debug)]

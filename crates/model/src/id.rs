@@ -84,6 +84,25 @@ text_id!(NodeId, "node", "A node's name in the cluster: 1 to 32 lower-case lette
     if text.len() > 32 { Err("it must have at most 32 characters") } else { Ok(()) }
 });
 
+text_id!(
+    PoolName,
+    "pool",
+    "A pool of nodes, as their operators name it: 1 to 32 lower-case letters, digits and `-`.",
+    |text| {
+        if !is_label(text.replace('-', "").as_str()) || text.starts_with('-') {
+            return Err("it must start with a lower-case letter or digit and hold those and '-' only");
+        }
+        if text.len() > 32 { Err("it must have at most 32 characters") } else { Ok(()) }
+    }
+);
+
+impl Default for PoolName {
+    /// The pool of a node that does not say which it is of.
+    fn default() -> Self {
+        Self("onprem".to_owned())
+    }
+}
+
 text_id!(SandboxId, "sandbox", "A sandbox: `sb-<node>-<random>`.", |text| {
     const SHAPE: &str = "it must look like sb-<node>-<random>";
     let mut parts = text.split('-');

@@ -14,6 +14,6 @@ pub mod placement;
 
 pub use admission::{Admission, Capacity, Demand, Observed, Policy, Promised, Short, Shortage};
 pub use error::ErrorKind;
-pub use id::{ExecId, IdError, NodeId, SandboxId, SessionId, TaskId};
+pub use id::{ExecId, IdError, NodeId, PoolName, SandboxId, SessionId, TaskId};
 pub use lifecycle::{Action, EndReason, Event, State};
 pub use limits::{Limits, LimitsError};

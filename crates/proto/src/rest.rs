@@ -13,6 +13,7 @@ mod layer;
 mod limits;
 mod node;
 mod pack;
+mod pool;
 mod release;
 mod sandbox;
 mod session;
@@ -52,6 +53,10 @@ pub use node::{
     SchedulingState,
 };
 pub use pack::{ImageSettings, LAYER_WORKSPACE, LeftOut, PackRequest, Packed, Quiesce};
+pub use pool::{
+    ACCESSES_KEPT_DAYS, ACCESSES_SINCE_DAYS, Pool, PoolBurst, PoolContent, PoolLayerChosen, PoolLayerFailed,
+    PoolList, PoolSyncEvent, PoolSyncRequest, PoolSynced,
+};
 pub use release::{
     ChangeBegun, EndTrialRequest, FailedChange, INSTALLED, NodeChange, NodeRelease, NodeTrial, Programs,
     RELEASE_BYTES_MAX, RELEASE_PROGRAMS, ReleaseName, ReleaseNameError, StoredRelease, TRIAL_MS_DEFAULT,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use dsec_model::admission::{Admission, Capacity, Observed, Policy, Promised, Short};
 use dsec_model::placement::Expected;
-use dsec_model::{NodeId, Shortage};
+use dsec_model::{NodeId, PoolName, Shortage};
 use dsec_proto::rest::{
     BACKEND_CONTAINER, Feature, FeatureState, NodeScheduling, NodeStatus, NodeUsage, StateCounts,
 };
@@ -363,6 +363,7 @@ impl Node {
             store: "simulated".to_owned(),
             architecture: std::env::consts::ARCH.to_owned(),
             sandboxes_max: policy.sandboxes_max,
+            pool: PoolName::default(),
             labels: BTreeMap::new(),
             features: features(),
             scheduling: NodeScheduling::default(),

@@ -18,6 +18,7 @@ use super::oom::OomLog;
 use super::storage::Storage;
 use super::wire::ToLauncher;
 use crate::BackendError;
+use crate::shelf::Shelf;
 
 /// What every container of the node uses.
 #[derive(Debug)]
@@ -28,6 +29,7 @@ pub(super) struct Shared {
     pub(super) oom: OomLog,
     /// Directory of the agents' sockets, open: a socket's path must be short, and this makes it so.
     pub(super) sockets: OwnedFd,
+    pub(super) spools: Shelf,
     pub(super) launcher: Mutex<OwnedFd>,
 }
 
@@ -58,8 +60,10 @@ impl Shared {
     pub(super) fn make_spool(&self, name: &str) -> Result<(PathBuf, OwnedFd), BackendError> {
         let path = self.spool_dir(name);
         let make = || {
-            fs::create_dir(&path)?;
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o777))?;
+            if !self.spools.take(&path) {
+                fs::create_dir(&path)?;
+                fs::set_permissions(&path, fs::Permissions::from_mode(0o777))?;
+            }
             let dir = fs::OpenOptions::new().read(true).custom_flags(o_directory()).open(&path)?;
             let mount = clone_mount(dir.as_fd(), "", false)?;
             restrict(mount.as_fd(), Attr::DATA_ONLY)?;
@@ -90,7 +94,7 @@ impl Shared {
         let results = [
             ("remove the cgroups", self.remove_groups(name)),
             ("remove the writable layer", self.storage.destroy(name)),
-            ("remove the spool directory", not_found_is_fine(fs::remove_dir_all(self.spool_dir(name)))),
+            ("remove the spool directory", not_found_is_fine(self.remove_spool(name))),
             (
                 "remove the agent socket",
                 not_found_is_fine(fs::remove_file(self.state.join("run/agents").join(name))),
@@ -100,6 +104,15 @@ impl Shared {
             .into_iter()
             .find_map(|(what, result)| Some(BackendError::new(format!("{what} of {name}"), result.err()?)))
             .map_or(Ok(()), Err)
+    }
+
+    fn remove_spool(&self, name: &str) -> io::Result<()> {
+        let path = self.spool_dir(name);
+        let is_empty = fs::read_dir(&path)?.next().is_none();
+        if is_empty && self.spools.put(&path, |_| Ok(()))? {
+            return Ok(());
+        }
+        fs::remove_dir_all(path)
     }
 
     /// A process that has just ended may still count in its cgroup for a moment.

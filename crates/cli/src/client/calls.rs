@@ -5,13 +5,13 @@ use std::time::Duration;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use dsec_model::{ExecId, SandboxId, SessionId, TaskId};
+use dsec_model::{ExecId, PoolName, SandboxId, SessionId, TaskId};
 use dsec_proto::rest::{
     Cluster, CreateManyRequest, CreateSandboxRequest, Exec, ExecList, ExecRequest, FileInfo,
     IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_KEY, INLINE_MAX, Image, ImageList, LAYER_BASE, LayerTrace, Member,
-    MemberList, MoveRequest, NodeStatus, PackRequest, Packed, PrefetchRequest, PtySize, PullRequest, Sandbox,
-    SandboxList, Session, SessionList, SessionRequest, SignalRequest, StopRequest, Task, TaskList,
-    TaskOutcome, TaskWaitRequest, Token, TokenRequest,
+    MemberList, MoveRequest, NodeStatus, PackRequest, Packed, Pool, PoolList, PoolSyncRequest,
+    PrefetchRequest, PtySize, PullRequest, Sandbox, SandboxList, Session, SessionList, SessionRequest,
+    SignalRequest, StopRequest, Task, TaskList, TaskOutcome, TaskWaitRequest, Token, TokenRequest,
 };
 use reqwest::{Method, RequestBuilder, Response, header};
 use serde::{Deserialize, Serialize};
@@ -78,6 +78,20 @@ impl Client {
     /// The nodes.
     pub(crate) async fn nodes(&self) -> Result<Vec<NodeStatus>, ClientError> {
         self.json::<NodeList>(self.request(Method::GET, "/nodes")).await.map(|list| list.nodes)
+    }
+
+    /// The pools of nodes.
+    pub(crate) async fn pools(&self) -> Result<Vec<Pool>, ClientError> {
+        self.json::<PoolList>(self.request(Method::GET, "/pools")).await.map(|list| list.pools)
+    }
+
+    /// Brings to a pool what creates asked for; the answer's body is one `PoolSyncEvent` a line.
+    pub(crate) async fn sync_pool(
+        &self,
+        pool: &PoolName,
+        request: &PoolSyncRequest,
+    ) -> Result<Response, ClientError> {
+        self.send(self.request(Method::POST, &format!("/pools/{pool}/sync")).json(request)).await
     }
 
     /// One node.

@@ -99,6 +99,9 @@ pub(crate) struct SandboxOptions {
     /// Let setuid programs such as sudo work
     #[arg(long)]
     pub(crate) allow_setuid: bool,
+    /// The pool of nodes to run it in [default: any but the one that takes over when the others are full]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) pool: Option<String>,
     /// A label that its node must have. May be repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse::key_value)]
     pub(crate) node_label: Vec<(String, String)>,
@@ -134,6 +137,7 @@ impl SandboxOptions {
             allow_setuid: self.allow_setuid,
             task_id: self.task,
             labels: self.label.into_iter().collect(),
+            pool: self.pool,
             node_labels: self.node_label.into_iter().collect(),
             node_features: self.node_feature,
             ..CreateSandboxRequest::default()

@@ -20,6 +20,7 @@ pub(crate) mod logs;
 pub(crate) mod node;
 mod output;
 pub(crate) mod pack;
+pub(crate) mod pool;
 pub(crate) mod port_forward;
 pub(crate) mod progress;
 pub(crate) mod project;
@@ -73,6 +74,7 @@ pub(crate) async fn dispatch(cli: Cli) -> Outcome {
         Command::Doctor(args) => crate::up::doctor(args, global.json).await,
         Command::Completion(args) => completion::completion(&args),
         Command::Node(command) => node::node(&Context::new(global)?, command).await,
+        Command::Pool(command) => pool::pool(&Context::new(global)?, command).await,
         Command::Cluster(command) => cluster::cluster(&Context::new(global)?, command).await,
         Command::Fleet(command) => fleet::fleet(&Context::new(global)?, command).await,
         Command::Project(command) => project::project(&Context::new(global)?, command).await,

@@ -162,6 +162,7 @@ pub(super) fn table(nodes: &[NodeStatus]) -> Result<(), Failure> {
                 }
                 SchedulingState::Draining => paint("draining", Tone::Bad, colour),
             },
+            node.pool.to_string(),
             node.version.clone(),
             render::age(node.started_ms, now),
             format!("{} (+{} -{})", usage.running, usage.creating, usage.stopping),
@@ -175,7 +176,18 @@ pub(super) fn table(nodes: &[NodeStatus]) -> Result<(), Failure> {
             },
         ]
     };
-    let heading =
-        ["NODE", "STATE", "VERSION", "UP", "SANDBOXES", "MEMORY", "CORES", "DISK", "BACKENDS", "FEATURES"];
+    let heading = [
+        "NODE",
+        "STATE",
+        "POOL",
+        "VERSION",
+        "UP",
+        "SANDBOXES",
+        "MEMORY",
+        "CORES",
+        "DISK",
+        "BACKENDS",
+        "FEATURES",
+    ];
     render::table(&heading, nodes.iter().map(row).collect())
 }

@@ -31,7 +31,7 @@ const PROGRESS_EVERY: Duration = Duration::from_millis(250);
 const REFUSAL_MAX: usize = 64 << 10;
 
 /// What a node says next; an error if it is its last word and no good one.
-type Said = Result<PrefetchEvent, ErrorBody>;
+pub(super) type Said = Result<PrefetchEvent, ErrorBody>;
 
 /// Brings content to the nodes that the call names, or to all.
 pub(super) async fn prefetch(mut call: Call) -> Reply {
@@ -70,7 +70,7 @@ pub(super) async fn prefetch(mut call: Call) -> Reply {
 ///
 /// # Errors
 /// It does not answer, or not with success.
-async fn begin(
+pub(super) async fn begin(
     node: &Arc<Node>,
     head: &Parts,
     body: &Bytes,
@@ -91,7 +91,7 @@ async fn begin(
 }
 
 /// The events of a node, with its name.
-fn events(node: String, body: Body) -> BoxStream<'static, (String, Said)> {
+pub(super) fn events(node: String, body: Body) -> BoxStream<'static, (String, Said)> {
     let lines =
         StreamReader::new(body.into_data_stream().map(|piece| piece.map_err(std::io::Error::other))).lines();
     let events = futures_util::stream::unfold(Some(lines), |lines| async move {

@@ -150,7 +150,7 @@ fn no_node(app: &App, name: &str) -> Failure {
 }
 
 /// Asks the nodes one after the other until one answers.
-async fn ask_any<T: DeserializeOwned>(
+pub(super) async fn ask_any<T: DeserializeOwned>(
     nodes: &[Arc<Node>],
     path: &str,
     headers: &HeaderMap,

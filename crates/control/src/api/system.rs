@@ -57,7 +57,7 @@ pub async fn openapi() -> Response {
 #[utoipa::path(get, path = "/metrics", operation_id = "metrics", tag = "system",
     responses((status = 200, description = "The counters.", body = String, content_type = "text/plain")))]
 pub async fn metrics(call: Call) -> Response {
-    let own = call.app.metrics.render();
+    let own = call.app.metrics.render() + &call.app.pools.render(&call.app);
     let nodes = tokio::time::timeout(NODES_TIMEOUT, lists::statuses(call)).await.unwrap_or_default();
     let body = own + &metrics::content(&nodes);
     text("text/plain; version=0.0.4; charset=utf-8", body)

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use dsec_model::NodeId;
 use dsec_pki::{Certificate, Role};
+use futures_util::future::BoxFuture;
 use rustls::ClientConfig;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
@@ -28,7 +29,11 @@ pub(super) const CONNECT_MAX: Duration = Duration::from_secs(5);
 pub trait Voucher: Send + Sync + 'static {
     /// # Errors
     /// It is not; the text says why.
-    fn vouch(&self, node: &NodeId, certificate: &Certificate) -> Result<(), String>;
+    fn vouch<'a>(
+        &'a self,
+        node: &'a NodeId,
+        certificate: &'a Certificate,
+    ) -> BoxFuture<'a, Result<(), String>>;
 }
 
 /// A way to an edge.
@@ -103,7 +108,7 @@ impl TlsWay {
         let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
         let shown = shown.ok_or_else(|| io::Error::other("it showed no certificate"))?;
         let shown = Certificate::parse(shown).map_err(io::Error::other)?;
-        self.voucher.vouch(&self.node, &shown).map_err(io::Error::other)?;
+        self.voucher.vouch(&self.node, &shown).await.map_err(io::Error::other)?;
         Ok(Stream::Tls(Box::new(stream)))
     }
 }

@@ -1,6 +1,6 @@
 //! A node that does as the caller's `x-fake` header says.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::future::pending;
 use std::path::{Path, PathBuf};
@@ -13,9 +13,10 @@ use axum::extract::{FromRequestParts, Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use bytes::Bytes;
+use dsec_model::ErrorKind;
 use dsec_proto::rest::{
-    FenceRequest, Fenced, HeldLayer, Image, ImageList, LayerOnNode, NodeStatus, NodeUsage, PrefetchEvent,
-    Sandbox, SandboxList,
+    ApiError, BlobContent, FenceRequest, Fenced, HeldLayer, Image, ImageList, LayerContent, LayerOnNode,
+    NodeStatus, NodeUsage, PrefetchEvent, Sandbox, SandboxList,
 };
 use futures_util::{StreamExt, stream};
 use http::StatusCode;
@@ -60,6 +61,13 @@ pub(crate) struct Notes {
     pub(crate) short: Mutex<Option<&'static str>>,
     /// Names of layers that it says are at hand.
     pub(crate) layers: Mutex<Vec<String>>,
+    /// The pool that it says it is of.
+    pub(crate) pool: Mutex<&'static str>,
+    /// Images by name, with their bytes, whose content it can be asked to bring in; those of which it says that it cannot, and those
+    /// that it has.
+    pub(crate) images: Mutex<BTreeMap<&'static str, u64>>,
+    pub(crate) unreadable: Mutex<BTreeSet<&'static str>>,
+    pub(crate) brought: Mutex<BTreeSet<String>>,
     /// What it lists, newest first.
     pub(crate) sandboxes: Mutex<Vec<Sandbox>>,
 }
@@ -88,6 +96,10 @@ impl FakeEdge {
             memory_used_mib: AtomicU64::new(0),
             short: Mutex::default(),
             layers: Mutex::default(),
+            pool: Mutex::new("onprem"),
+            images: Mutex::default(),
+            unreadable: Mutex::default(),
+            brought: Mutex::default(),
             sandboxes: Mutex::new(Vec::new()),
         });
         let socket = dir.join(format!("{name}.sock"));
@@ -161,7 +173,11 @@ async fn handle(State(notes): State<Arc<Notes>>, request: Request) -> Response {
         "/internal/keys/fence" => return fence(&notes, request).await,
         "/internal/layers" => return Json([held(&notes)]).into_response(),
         "/internal/layers/d1" => return Json(held(&notes)).into_response(),
-        _ => {}
+        path => {
+            if let Some(answer) = stored(&notes, path) {
+                return answer;
+            }
+        }
     }
     notes.requests.fetch_add(1, Ordering::SeqCst);
     if notes.cut.load(Ordering::SeqCst) {
@@ -193,7 +209,12 @@ async fn handle(State(notes): State<Arc<Notes>>, request: Request) -> Response {
         Some("websocket") => websocket(request).await,
         _ if request.uri().path() == "/v1/sandboxes" => sandboxes(&notes, request).await,
         _ if request.method() == "GET" && request.uri().path() == "/v1/images" => {
-            Json(ImageList { images: vec![image(&notes)] }).into_response()
+            let stored = notes.images.lock().unwrap().clone().into_keys();
+            let digest = |name: &str| format!("digest-of-{name}");
+            let stored =
+                stored.map(|name| Image { name: name.to_owned(), digest: digest(name), ..image(&notes) });
+            let images = [image(&notes)].into_iter().chain(stored).collect();
+            Json(ImageList { images }).into_response()
         }
         _ if request.method() == "GET" && request.uri().path() == "/v1/layers/toolkit/t" => {
             Json(image(&notes)).into_response()
@@ -281,6 +302,33 @@ fn full(notes: &Notes) -> Response {
     (StatusCode::TOO_MANY_REQUESTS, Json(body)).into_response()
 }
 
+/// What is asked of an image that it has been told of.
+fn stored(notes: &Notes, path: &str) -> Option<Response> {
+    let (by_name, by_digest) = ("/v1/layers/base/", "/internal/layers/digest-of-");
+    let rest = path.strip_prefix(by_name).or_else(|| path.strip_prefix(by_digest))?;
+    let (name, is_prefetch) = rest.strip_suffix("/prefetch").map_or((rest, false), |name| (name, true));
+    let size_bytes = *notes.images.lock().unwrap().get(name)?;
+    if is_prefetch && notes.unreadable.lock().unwrap().contains(name) {
+        let error = ApiError::new(ErrorKind::Unavailable, "the store is away");
+        return Some(Json(PrefetchEvent::Error { error: *error.0 }).into_response());
+    }
+    if is_prefetch {
+        notes.brought.lock().unwrap().insert(name.to_owned());
+        return Some(Json(PrefetchEvent::Done { nodes: Vec::new() }).into_response());
+    }
+    let here_bytes = if notes.brought.lock().unwrap().contains(name) { size_bytes } else { 0 };
+    let blob =
+        BlobContent { id: format!("blob-of-{name}"), size_bytes, here_bytes, ..BlobContent::default() };
+    let content = LayerContent { size_bytes, here_bytes, blobs: vec![blob], ..LayerContent::default() };
+    let here = LayerOnNode { node: notes.name.clone(), mounted: false, content: Some(content) };
+    let digest = format!("digest-of-{name}");
+    if path.starts_with(by_digest) {
+        return Some(Json(HeldLayer { id: digest, used_by: Vec::new(), here }).into_response());
+    }
+    let image = Image { name: name.to_owned(), digest, nodes: vec![here], ..image(notes) };
+    Some(Json(image).into_response())
+}
+
 /// The one layer there is, as this node has it.
 fn held(notes: &Notes) -> HeldLayer {
     let here = LayerOnNode { node: notes.name.clone(), mounted: true, content: None };
@@ -340,6 +388,7 @@ fn status(notes: &Notes) -> NodeStatus {
         backends: vec!["container".to_owned()],
         architecture: "x86_64".to_owned(),
         sandboxes_max: 100,
+        pool: notes.pool.lock().unwrap().parse().unwrap(),
         labels: std::collections::BTreeMap::new(),
         store: notes.store.lock().unwrap().clone(),
         features: Vec::new(),

@@ -60,20 +60,32 @@ impl Control {
 
     /// The same with what the directory has for a certificate.
     pub(crate) async fn start_with(nodes: usize, tls: impl FnOnce(&Path) -> Option<Tls>) -> Self {
+        Self::start_as(nodes, |_| {}, tls, |_| {}).await
+    }
+
+    /// The same with nodes made ready before they are asked anything, and more settings.
+    pub(crate) async fn start_as(
+        nodes: usize,
+        set: impl FnOnce(&mut ConfigFile),
+        tls: impl FnOnce(&Path) -> Option<Tls>,
+        ready: impl FnOnce(&[FakeEdge]),
+    ) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let edges: Vec<FakeEdge> =
             (1..=nodes).map(|number| FakeEdge::start(dir.path(), &format!("n{number}"))).collect();
+        ready(&edges);
         let keys_file = dir.path().join("keys.json");
         write_keys(&keys_file, &[key_line("key-1", KEY)]);
         let entry =
             |edge: &FakeEdge| NodeEntry { name: edge.notes.name.clone(), socket: edge.socket.clone() };
-        let config = ConfigFile {
+        let mut config = ConfigFile {
             listen: Some("127.0.0.1:0".to_owned()),
             keys_file: Some(keys_file.clone()),
             database: None,
             nodes: edges.iter().map(entry).collect(),
             ..ConfigFile::default()
         };
+        set(&mut config);
         let keys = FileKeys::open(&keys_file, Duration::ZERO).unwrap();
         let app = App::with_keys(&config.validate().unwrap(), keys).await.unwrap();
         let listener = server::bind("127.0.0.1:0").await.unwrap();

@@ -10,6 +10,7 @@ mod layers;
 mod lists;
 mod overhead;
 mod placement;
+mod pools;
 mod process;
 mod refused;
 mod tls;

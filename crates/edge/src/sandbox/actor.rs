@@ -437,7 +437,8 @@ impl Actor {
         };
         let noted = tokio::task::spawn_blocking(move || {
             let logged = if refused { Ok(()) } else { node.ended.append(&ended) };
-            logged.and(record::remove(&node.config.state_dir, ended.sandbox.id.random()))
+            let random = ended.sandbox.id.random();
+            logged.and(record::put_away(&node.config.state_dir, random, &node.records))
         });
         if let Ok(Err(error)) = noted.await {
             tracing::warn!(sandbox_id = %self.handle.id, %error, "the end of a sandbox is not noted in full");

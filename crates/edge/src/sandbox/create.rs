@@ -13,7 +13,7 @@ use serde_json::json;
 use tokio::sync::oneshot;
 
 use super::actor::{self, Holds, Launched, Origin};
-use super::record::{Stored, StoredSpec};
+use super::record::{self, Stored, StoredSpec};
 use super::{Grip, Handle, plan, run};
 use crate::charges::Counted;
 use crate::clock::{micros, now_ms};
@@ -162,9 +162,8 @@ async fn fresh(
             false => Err(ApiError::new(ErrorKind::Internal, "an id was drawn twice").hint("try again")),
         }
     })?;
-    if let Err(error) =
-        handle.events.write_into(&super::record::directory(&node.config.state_dir, id.random()))
-    {
+    let directory = record::make(&node.config.state_dir, id.random(), &node.records);
+    if let Err(error) = directory.and_then(|directory| handle.events.write_into(&directory)) {
         tracing::error!(sandbox_id = %id, %error, "a sandbox's events cannot be written down");
     }
     handle.events.push("created", json!({ "image": request.container_image }));

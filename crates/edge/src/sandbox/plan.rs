@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use dsec_image::ImageConfig;
 use dsec_model::limits::cores_to_millis;
-use dsec_model::{Capacity, ErrorKind, Limits};
+use dsec_model::{Capacity, ErrorKind, Limits, PoolName};
 use dsec_proto::rest::{ApiError, BACKEND_CONTAINER, CreateSandboxRequest};
 
 use crate::error::{bad_limit, invalid, invalid_field};
@@ -44,6 +44,10 @@ pub fn check(request: &CreateSandboxRequest, defaults: &Limits, node: &Capacity)
             ),
         )
         .hint("leave network_rules out, and put what is needed into the image or upload it"));
+    }
+    if let Some(pool) = &request.pool {
+        let named: Result<PoolName, _> = pool.parse();
+        named.map_err(|error| invalid_field("pool", error.to_string()))?;
     }
     labels("labels", &request.labels)?;
     labels("node_labels", &request.node_labels)?;

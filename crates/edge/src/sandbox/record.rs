@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use dsec_backend::Anchor;
 use dsec_backend::container::{ContainerSpec, Layer};
+use dsec_backend::shelf::Shelf;
 use dsec_model::{Limits, SandboxId};
 use dsec_proto::rest::Sandbox;
 use serde::{Deserialize, Serialize};
@@ -125,6 +126,37 @@ impl Stored {
     }
 }
 
+/// Makes the directory of a sandbox to be, out of one that has served where there is one.
+///
+/// # Errors
+/// The disk's.
+pub fn make(state_dir: &Path, random: &str, spare: &Shelf) -> io::Result<PathBuf> {
+    let dir = directory(state_dir, random);
+    if !spare.take(&dir) {
+        std::fs::create_dir_all(&dir)?;
+    }
+    Ok(dir)
+}
+
+/// Takes a sandbox's record away, and keeps its directory for another where nothing else is in it.
+///
+/// # Errors
+/// The disk's.
+pub fn put_away(state_dir: &Path, random: &str, spare: &Shelf) -> io::Result<()> {
+    let dir = directory(state_dir, random);
+    let is_plain = std::fs::read_dir(&dir)?.all(|entry| {
+        entry.is_ok_and(|entry| [FILE, events::FILE].iter().any(|name| entry.file_name() == *name))
+    });
+    let empty = |dir: &Path| {
+        let truncate = |name| File::options().write(true).truncate(true).open(dir.join(name)).map(drop);
+        truncate(FILE).and(truncate(events::FILE))
+    };
+    if is_plain && spare.put(&dir, empty)? {
+        return Ok(());
+    }
+    remove(state_dir, random)
+}
+
 /// Removes the record and its directory, but nothing else that may be in it: that is the backend's,
 /// and a mount point among it must not be walked into.
 pub fn remove(state_dir: &Path, random: &str) -> io::Result<()> {
@@ -152,11 +184,16 @@ pub fn load_all(state_dir: &Path) -> io::Result<Vec<Stored>> {
     for entry in std::fs::read_dir(&root)? {
         let entry = entry?;
         let path = entry.path().join(FILE);
-        let bytes = match std::fs::read(&path) {
-            Ok(bytes) => bytes,
-            // A create that was cut off before its first record, or the backend's leftovers: swept.
-            Err(_) => continue,
-        };
+        let bytes = std::fs::read(&path).unwrap_or_default();
+        if bytes.is_empty() {
+            // A create that was cut off before its first record. The backend sweeps what it had made for it.
+            if let Some(random) = entry.file_name().to_str()
+                && let Err(error) = remove(state_dir, random)
+            {
+                tracing::warn!(path = %entry.path().display(), %error, "leftover of a create that was cut off");
+            }
+            continue;
+        }
         match Stored::parse(&bytes) {
             Ok(stored) if entry.file_name().to_str() == Some(stored.sandbox.id.random()) => {
                 found.push(stored)

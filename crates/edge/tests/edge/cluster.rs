@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use dsec_control::app::App;
-use dsec_control::cluster::{Cluster, Settings};
+use dsec_control::cluster::{Cluster, FileStore, Settings};
 use dsec_control::config::ConfigFile;
 use dsec_control::{api, server};
 use dsec_edge::member::{Joining, Kept, Member, MemberError, check, join};
@@ -60,7 +60,8 @@ impl Control {
         };
         let mut app = Arc::into_inner(App::open(&config.validate().unwrap()).await.unwrap()).unwrap();
         let settings = Settings { lifetime, announce_every: Duration::from_millis(100) };
-        app.cluster = Some(Cluster::in_dir(&dir.path().join("cluster"), settings, Vec::new()));
+        let store = Arc::new(FileStore::new(&dir.path().join("cluster")));
+        app.cluster = Some(Cluster::new(store, settings, Vec::new()));
         let app = Arc::new(app);
         let (of, cluster) = (Arc::downgrade(&app), app.cluster.clone().unwrap());
         tokio::spawn(cluster.follow(move || of.upgrade()));
@@ -502,8 +503,9 @@ async fn a_control_that_starts_again_knows_its_nodes_and_its_cluster() {
     let control = Control::start(LONG).await;
     let world = control.machine("n1").await;
     let edge = start(&world).await.unwrap();
-    let again = Cluster::in_dir(&control.dir.path().join("cluster"), Settings::default(), Vec::new());
-    again.open().unwrap();
+    let store = Arc::new(FileStore::new(&control.dir.path().join("cluster")));
+    let again = Cluster::new(store, Settings::default(), Vec::new());
+    again.open().await.unwrap();
     let nodes = dsec_control::nodes::NodeSet::new(&[]);
     again.apply(&nodes);
     let node = nodes.get("n1").unwrap();

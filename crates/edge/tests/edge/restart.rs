@@ -275,3 +275,40 @@ async fn an_edge_that_dies_in_a_launch_finds_what_it_launched() {
     assert_eq!(edge.client.run(&id, "echo hi").await["stdout"], "hi\n");
     assert_eq!(world.host.launches.load(Ordering::SeqCst), 1);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_gets_the_directory_of_one_that_ended_and_nothing_that_was_in_it() {
+    use std::os::unix::fs::MetadataExt;
+    let world = World::new();
+    let edge = world.ready().await;
+    let inodes = |id: &str| {
+        let directory = record_file(&world, id).with_file_name("");
+        ["record.ndjson", "events.ndjson", "."]
+            .map(|name| std::fs::metadata(directory.join(name)).unwrap().ino())
+    };
+    let logs = async |id: &str| edge.client.get(&format!("/v1/sandboxes/{id}/logs")).await.text();
+    let first = edge.client.create().await;
+    on_disk(&world, &first, "running").await;
+    edge.client.run(&first, "echo of the first").await;
+    let (of_first, log_of_first) = (inodes(&first), logs(&first).await);
+    edge.client.delete(&format!("/v1/sandboxes/{first}")).await.expect(200);
+
+    let second = edge.client.create().await;
+    on_disk(&world, &second, "running").await;
+    assert_eq!(inodes(&second), of_first);
+    let record = std::fs::read_to_string(record_file(&world, &second)).unwrap();
+    let events =
+        std::fs::read_to_string(record_file(&world, &second).with_file_name("events.ndjson")).unwrap();
+    assert!(!record.contains(random(&first)) && !events.contains("exec_"), "{record}{events}");
+    assert!(log_of_first.contains("exec_ended") && !logs(&second).await.contains("exec_"));
+
+    // What an edge leaves that is killed between a directory and its first record.
+    let cut_off = world.state.join("sandboxes/cutoff00");
+    std::fs::create_dir(&cut_off).unwrap();
+    std::fs::write(cut_off.join("record.ndjson"), "").unwrap();
+    drop(edge);
+    let edge = world.edge();
+    assert!(!cut_off.exists() && !world.state.join("damaged").exists());
+    let again = edge.client.get(&format!("/v1/sandboxes/{second}")).await.expect(200);
+    assert_eq!(again["state"], "running");
+}

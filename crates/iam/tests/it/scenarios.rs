@@ -4,7 +4,11 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
-use dsec_iam::{Ask, AuditQuery, Bounds, Caller, Changed, Denied, Did, Iam, IamError, IdentityKind, NewKey};
+use dsec_iam::{
+    Accessed, Ask, AuditQuery, Bounds, Caller, Changed, Denied, Did, Iam, IamError, IdentityKind, NewKey,
+    PoolChange, PoolLayer,
+};
+use dsec_model::PoolName;
 use dsec_model::iam::{
     Amounts, Counted, GrantId, IdentityId, Permission, Permissions, ProjectPath, Resource, Role, Scope, Share,
 };
@@ -31,6 +35,9 @@ pub fn alone() -> Vec<(&'static str, Scenario)> {
         nobody_sees_others,
         changes_and_denials_are_written_down,
         leases_are_never_more_than_the_quota,
+        a_text_is_changed_by_one_at_a_time,
+        accesses_add_up_and_are_forgotten,
+        a_pool_has_what_the_last_sync_put_there,
     ]
 }
 
@@ -406,4 +413,85 @@ async fn who_was_given_up_begins_again(place: Place) {
     let replicas = other.replicas().await.unwrap();
     let now = replicas.iter().find(|replica| replica.id == one.me().as_str()).unwrap();
     assert!(!now.is_gone && now.heir.is_none());
+}
+
+async fn a_text_is_changed_by_one_at_a_time(place: Place) {
+    let texts = Iam::open(&place.url).await.unwrap().documents();
+    assert_eq!((texts.read("t").await.unwrap(), texts.version("t").await.unwrap()), (None, 0));
+    let adding = (0..4).map(|_| {
+        let texts = texts.clone();
+        tokio::spawn(async move {
+            for _ in 0..10 {
+                let turn = texts.turn("t").await.unwrap();
+                let before: u32 = turn.body().map_or(0, |body| body.parse().unwrap());
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                turn.write((before + 1).to_string()).await.unwrap();
+            }
+        })
+    });
+    for each in adding.collect::<Vec<_>>() {
+        each.await.unwrap();
+    }
+    assert_eq!(
+        (texts.read("t").await.unwrap(), texts.version("t").await.unwrap()),
+        (Some("40".to_owned()), 40)
+    );
+    // Who gives a turn back has changed nothing, and keeps nobody.
+    drop(texts.turn("t").await.unwrap());
+    texts.turn("other").await.unwrap().write("o".to_owned()).await.unwrap();
+    assert_eq!(texts.version("t").await.unwrap(), 40);
+    texts.turn("t").await.unwrap().write("41".to_owned()).await.unwrap();
+    assert_eq!(texts.read("t").await.unwrap().as_deref(), Some("41"));
+}
+
+async fn accesses_add_up_and_are_forgotten(place: Place) {
+    let iam = Iam::open(&place.url).await.unwrap();
+    let accessed =
+        |layers: &str, count: u64, last_ms: u64| Accessed { layers: layers.to_owned(), count, last_ms };
+    iam.add_accesses(9, vec![accessed("base/b", 1, 1)]).await.unwrap();
+    iam.add_accesses(10, vec![accessed("base/b workspace/w", 2, 10), accessed("base/a", 1, 11)])
+        .await
+        .unwrap();
+    iam.add_accesses(10, vec![accessed("base/a", 4, 12)]).await.unwrap();
+    iam.add_accesses(11, vec![accessed("base/a", 1, 20)]).await.unwrap();
+    assert_eq!(
+        iam.accesses(10).await.unwrap(),
+        [accessed("base/a", 6, 20), accessed("base/b workspace/w", 2, 10)]
+    );
+    iam.forget_accesses(11).await.unwrap();
+    assert_eq!(iam.accesses(0).await.unwrap(), [accessed("base/a", 1, 20)]);
+    let many: Vec<Accessed> = (0..2500).map(|number| accessed(&format!("base/{number}"), 1, 1)).collect();
+    iam.add_accesses(12, many).await.unwrap();
+    assert_eq!(iam.accesses(12).await.unwrap().len(), 2500);
+}
+
+async fn a_pool_has_what_the_last_sync_put_there(place: Place) {
+    let iam = Iam::open(&place.url).await.unwrap();
+    let pool: PoolName = "cloud".parse().unwrap();
+    assert_eq!(iam.pool_set(&pool, 0).await.unwrap(), None, "there is none, and none was known");
+    let layer = |layer: &str, digest: &str| PoolLayer { layer: layer.to_owned(), digest: digest.to_owned() };
+    let first = iam.begin_pool_sync(&pool).await.unwrap();
+    let added = vec![layer("base/a", "d1"), layer("base/b", "d2")];
+    let change = PoolChange { added, bytes: 30, budget: 40, ..PoolChange::default() };
+    iam.change_pool(&pool, first, &change).await.unwrap();
+    let set = iam.pool_set(&pool, 0).await.unwrap().unwrap();
+    assert_eq!((set.bytes, set.budget, set.synced_ms), (30, 40, 0));
+    assert_eq!(set.layers, [layer("base/a", "d1"), layer("base/b", "d2")]);
+    assert_eq!(iam.pool_set(&pool, set.version).await.unwrap(), None, "nothing is new");
+    let second = iam.begin_pool_sync(&pool).await.unwrap();
+    let late = iam.change_pool(&pool, first, &change).await.unwrap_err();
+    assert!(matches!(late, IamError::Conflict(_)), "{late}");
+    let change = PoolChange {
+        dropped: vec!["base/a".to_owned()],
+        added: vec![layer("base/b", "d3")],
+        bytes: 10,
+        budget: 20,
+        ended_ms: Some(5),
+    };
+    iam.change_pool(&pool, second, &change).await.unwrap();
+    let now = iam.pool_set(&pool, set.version).await.unwrap().unwrap();
+    assert_eq!((now.bytes, now.budget, now.synced_ms), (10, 20, 5));
+    assert_eq!(now.layers, [layer("base/b", "d3")]);
+    let other = iam.pool_set(&"other".parse().unwrap(), 0).await.unwrap();
+    assert_eq!(other, None);
 }

@@ -11,12 +11,15 @@
 //!
 //! Best effort by design. Replicas do not talk to each other; what one does not know, the node's own admission refuses.
 
+pub mod cover;
 mod load;
 mod node;
+mod pool;
 mod tries;
 
 pub use load::{Expected, Load};
 pub use node::{Health, Layers, Node, Report, Unfit, Wanted, layer_number};
+pub use pool::{Burst, Filled, Pools};
 pub use tries::{Refusals, TRIES_MAX, Tries};
 
 /// Nodes drawn per decision. Two already give nearly all of the balance of looking at every node ("the power of two

@@ -5,7 +5,8 @@ use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
 
 use super::load::{Expected, InFlight, Load};
-use crate::NodeId;
+use super::pool::Pools;
+use crate::{NodeId, PoolName};
 
 /// Whether a node answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -21,6 +22,8 @@ pub enum Health {
 /// What a node says of itself.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Report {
+    /// The pool that it is of.
+    pub pool: PoolName,
     /// It takes no new sandboxes, until told otherwise.
     pub cordoned: bool,
     /// It waits for its sandboxes to end.
@@ -77,6 +80,8 @@ impl Hasher for AlreadySpread {
 pub struct Wanted<'a> {
     /// The backend.
     pub backend: &'a str,
+    /// The pools that it may run in.
+    pub pools: Pools<'a>,
     /// Kernel features it cannot do without.
     pub features: &'a [String],
     /// The architecture of its image; none: any.
@@ -105,6 +110,8 @@ pub enum Unfit {
     Cordoned,
     /// It waits for its sandboxes to end.
     Draining,
+    /// It is of a pool that was not asked for.
+    Pool,
     /// It does not have the backend.
     Backend,
     /// A kernel feature is missing.
@@ -119,8 +126,9 @@ pub enum Unfit {
 
 impl Unfit {
     /// What a node is before what goes on there.
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Lost,
+        Self::Pool,
         Self::Backend,
         Self::Feature,
         Self::Architecture,
@@ -134,7 +142,7 @@ impl Unfit {
     pub fn is_lasting(self) -> bool {
         match self {
             Self::Lost | Self::Cordoned | Self::Draining | Self::Gpu => false,
-            Self::Backend | Self::Feature | Self::Architecture | Self::Label => true,
+            Self::Pool | Self::Backend | Self::Feature | Self::Architecture | Self::Label => true,
         }
     }
 }
@@ -145,6 +153,7 @@ impl fmt::Display for Unfit {
             Self::Lost => "lost",
             Self::Cordoned => "cordoned",
             Self::Draining => "draining",
+            Self::Pool => "of another pool",
             Self::Backend => "without the backend",
             Self::Feature => "without a kernel feature",
             Self::Architecture => "of another architecture",
@@ -207,15 +216,24 @@ impl Node {
         self.in_flight.take_back(sent_ms);
     }
 
+    /// Memory in use there, MiB, with what was sent there since it reported.
+    pub(super) fn memory_used_mib(&self) -> u64 {
+        self.report.memory_mib.saturating_sub(self.report.memory_available_mib) + self.in_flight.memory_mib()
+    }
+
+    /// Sandboxes there, with those that were sent there since it reported.
+    pub(super) fn sandboxes(&self) -> u64 {
+        self.report.sandboxes + self.in_flight.count()
+    }
+
     /// How full it is, with what was sent there since it reported.
     pub fn load(&self) -> Load {
         let (report, ours) = (&self.report, &self.in_flight);
         let share = |used: u64, all: u64| used as f64 / all.max(1) as f64;
-        let memory_used = report.memory_mib.saturating_sub(report.memory_available_mib) + ours.memory_mib();
         Load::of(
-            share(memory_used, report.memory_mib),
+            share(self.memory_used_mib(), report.memory_mib),
             report.cpu_pressure + share(ours.cpu_millis(), report.cpu_millis),
-            share(report.sandboxes + ours.count(), report.sandboxes_max),
+            share(self.sandboxes(), report.sandboxes_max),
         )
     }
 
@@ -233,6 +251,7 @@ impl Node {
         let report = &self.report;
         match unfit {
             Unfit::Lost => self.health == Health::Lost,
+            Unfit::Pool => !wanted.pools.has(&report.pool),
             Unfit::Backend => !report.backends.contains(wanted.backend),
             Unfit::Feature => wanted.features.iter().any(|feature| !report.features.contains(feature)),
             Unfit::Architecture => wanted.architecture.is_some_and(|name| name != report.architecture),

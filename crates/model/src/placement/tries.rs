@@ -13,12 +13,21 @@ pub const TRIES_MAX: usize = 8;
 #[derive(Debug, Clone, Default)]
 pub struct Tries {
     tried: Vec<usize>,
+    /// How many of these were tried in other pools before.
+    elsewhere: usize,
 }
 
 impl Tries {
-    /// Whether this node could still take it. None could after [`TRIES_MAX`].
+    /// Whether this node could still take it. None of a pool could after [`TRIES_MAX`].
     pub(super) fn could(&self, nodes: &[Node], at: usize, wanted: &Wanted<'_>) -> bool {
-        self.tried.len() < TRIES_MAX && !self.tried.contains(&at) && nodes[at].unfit(wanted).is_none()
+        self.tried.len() - self.elsewhere < TRIES_MAX
+            && !self.tried.contains(&at)
+            && nodes[at].unfit(wanted).is_none()
+    }
+
+    /// From now on another pool's nodes are asked, as many of them as of the one before.
+    pub fn in_another_pool(&mut self) {
+        self.elsewhere = self.tried.len();
     }
 
     /// This one is asked now, and not again; or it is not to be asked at all.

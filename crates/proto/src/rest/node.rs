@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use dsec_model::Capacity;
+use dsec_model::{Capacity, PoolName};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -156,6 +156,10 @@ pub struct NodeStatus {
     /// Most sandboxes it takes.
     #[serde(default)]
     pub sandboxes_max: u64,
+    /// The pool that it is of, `pool` of `edge.toml`.
+    #[serde(default)]
+    #[schema(value_type = String)]
+    pub pool: PoolName,
     /// What its operator says of it, in `[labels]` of `edge.toml`.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,

@@ -87,6 +87,11 @@ pub struct CreateSandboxRequest {
     /// Free labels to filter by: at most 64, keys up to 63 and values up to 255 bytes.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+    /// The pool of nodes that it is to run in. Left out: any but the one that takes over when the others are full, and that one too
+    /// when they are and it has all of the layers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "cloud")]
+    pub pool: Option<String>,
     /// Labels that its node must have, as its operator gave them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub node_labels: BTreeMap<String, String>,

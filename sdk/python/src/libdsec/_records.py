@@ -695,6 +695,8 @@ class NodeStatus:
     architecture: str
     #: Most sandboxes it takes.
     sandboxes_max: int
+    #: The pool that it is of: what `DSecContainerRunArgs.pool` can ask for.
+    pool: str
     #: What `DSecContainerRunArgs.node_labels` can ask for.
     labels: Mapping[str, str]
     scheduling: NodeScheduling
@@ -719,6 +721,7 @@ class NodeStatus:
             store=data.get("store", ""),
             architecture=data.get("architecture", ""),
             sandboxes_max=data.get("sandboxes_max", 0),
+            pool=data.get("pool", "onprem"),
             labels=data.get("labels") or {},
             scheduling=_flat(NodeScheduling, data.get("scheduling") or {}),
         )
