@@ -14,8 +14,9 @@ import pytest
 from libdsec import DSecContainerRunArgs, Unsupported
 from libdsec.sync import Sandbox
 
-from cluster import cluster_of_machines, control_of
+from cluster import cluster_of_machines, control_of, server_of
 from platform_under_test import Platform, nodes_of_one_store, until
+from postgres import postgres
 from test_nodes import nodes_with
 from test_shared_store import busybox
 
@@ -132,3 +133,32 @@ def test_a_sync_needs_a_pool_and_one_store(tmp_path: Path) -> None:
             assert refused.returncode == 1 and "do not share a layer store" in refused.stderr
             refused = control.dsec("pool", "sync", "moon", "--budget", "1g", check=False)
             assert refused.returncode == 1 and "there are: cloud, onprem" in refused.stderr
+
+
+def test_what_one_server_syncs_the_other_sends_there(tmp_path: Path) -> None:
+    settings = '[burst]\npool = "cloud"\nabove = 0.0\nshare = 1.0\n'
+    with (
+        postgres() as database,
+        nodes_of_one_store(2, {"url": str(tmp_path / "store"), "create": True}, settings=["", 'pool = "cloud"']) as nodes,
+        server_of(nodes, database, settings) as one,
+        server_of(nodes, database, settings) as other,
+    ):
+        first, second = one.running, other.running
+        first.client().images.import_("tools", busybox())
+
+        def place(server: Platform) -> str:
+            args = DSecContainerRunArgs(container_image="tools", memory_limit_mb=64)
+            with server.client().run_container(args) as sandbox:
+                return sandbox.info.node
+
+        def sync(server: Platform, *more: str) -> dict:
+            return json.loads(server.dsec("pool", "sync", "cloud", "--json", *more).stdout)
+
+        assert [place(first), place(second)] == ["n1", "n1"]
+        trial = ("--budget", "1g", "--dry-run")
+        until(lambda: sync(first, *trial)["accesses"] == 2, "the other server has written down what it was asked for")
+        assert sync(first, "--budget", "1g")["covered"] == 2
+        assert place(first) == "n2", "who did it knows at once"
+        until(lambda: place(second) == "n2", "the other server knows what is in the pool")
+        sync(second, "--budget", "1k")
+        until(lambda: place(first) == "n1", "the other server knows that nothing is in the pool any more")

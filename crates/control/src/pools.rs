@@ -28,7 +28,7 @@ use synced::Synced;
 
 /// How often the database is asked whether something else was brought to the pool.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// How often accesses are written: as many are lost when a server is killed.
+/// How often accesses are written: those since are lost when a server ends.
 const WRITE_EVERY: Duration = Duration::from_secs(10);
 /// How often it is looked whether names still stand for what was brought: until then a sandbox of a moved name may run in the pool, and
 /// fetch what it reads.

@@ -88,3 +88,81 @@ impl Watched {
         by_name.into_iter().map(view).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use dsec_model::placement::{Tries, Wanted};
+    use serde_json::json;
+
+    use super::super::{Clock, Nodes};
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Hand(Arc<AtomicU64>);
+
+    impl Clock for Hand {
+        fn now_ms(&self) -> u64 {
+            self.0.load(Ordering::Relaxed)
+        }
+    }
+
+    fn said(node: &str, pool: &str, running: u64) -> Option<Nodes> {
+        let status = json!({ "nodes": [{
+            "node": node, "pool": pool, "version": "0", "pid": 1, "started_ms": 0, "backends": ["container"],
+            "sandboxes_max": 10, "capacity": { "memory_mib": 100_000, "cpu_millis": 1000, "disk_mib": 1 },
+            "usage": { "creating": 0, "running": running, "stopping": 0, "memory_promised_mib": 0,
+                       "memory_available_mib": 99_000, "disk_free_mib": 1 },
+        }] });
+        Some(serde_json::from_value(status).unwrap())
+    }
+
+    #[test]
+    fn what_is_sent_home_counts_at_once_and_reports_soon() {
+        let clock = Hand::default();
+        let names = ["n1", "n2"].into_iter().filter_map(|name| name.parse().ok());
+        let watched = Watched::driven(names, Box::new(clock.clone()), 1);
+        let cloud: PoolName = "cloud".parse().unwrap();
+        let burst = Burst { pool: cloud.clone(), above: 0.8, share: 1.0 };
+        clock.0.store(1000, Ordering::Relaxed);
+        watched.note(0, 1000, said("n1", "onprem", 7));
+        watched.note(1, 1000, said("n2", "cloud", 0));
+        let place = |pools: Pools<'_>| {
+            let wanted = Wanted { backend: "container", pools, ..Wanted::default() };
+            watched.place(&wanted, &mut Tries::default()).unwrap().0
+        };
+        assert!(!watched.diverts(&burst));
+        for _ in 0..9 {
+            assert_eq!(place(Pools::Only(&cloud)), 1);
+        }
+        assert!(!watched.diverts(&burst), "what is in the pool that takes over is not at home");
+        assert_eq!((place(Pools::AllBut(&cloud)), watched.diverts(&burst)), (0, false), "that is 8 of 10");
+        assert_eq!(
+            (place(Pools::AllBut(&cloud)), watched.diverts(&burst)),
+            (0, true),
+            "within one millisecond"
+        );
+        clock.0.store(2000, Ordering::Relaxed);
+        watched.note(0, 1999, said("n1", "onprem", 3));
+        clock.0.store(2000 + FRESH_MS, Ordering::Relaxed);
+        assert!(!watched.diverts(&burst), "the node has said that there is room");
+        let views = watched.pools();
+        let seen: Vec<_> = views.iter().map(|view| (view.name.as_str(), view.nodes.clone())).collect();
+        assert_eq!(seen, [("cloud", vec![1]), ("onprem", vec![0])]);
+        watched.is_gone(1);
+        assert_eq!(watched.pools().len(), 1);
+    }
+
+    #[test]
+    fn a_node_that_does_not_say_is_of_the_usual_pool() {
+        let names = ["n1"].into_iter().filter_map(|name| name.parse().ok());
+        let watched = Watched::driven(names, Box::new(Hand::default()), 1);
+        assert_eq!(watched.pools(), [], "nothing was heard of it");
+        let mut earlier = serde_json::to_value(said("n1", "x", 0).unwrap().nodes).unwrap();
+        earlier[0].as_object_mut().unwrap().remove("pool");
+        watched.note(0, 0, serde_json::from_value(json!({ "nodes": earlier })).ok());
+        assert_eq!(watched.pools()[0].name, PoolName::default());
+    }
+}
