@@ -25,8 +25,8 @@ def _bin() -> Path:
 
 
 @contextmanager
-def postgres() -> Iterator[str]:
-    """Starts one; gives the address of an empty database."""
+def postgres(over_socket: bool = False) -> Iterator[str]:
+    """Starts one; gives the address of an empty database. Its socket is reached from other network namespaces too."""
     with tempfile.TemporaryDirectory(prefix="dsec-pg-") as home:
         shutil.chown(home, "postgres", "postgres")
         data = f"{home}/data"
@@ -40,7 +40,8 @@ def postgres() -> Iterator[str]:
         try:
             ready = [str(_bin() / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(port)]
             until(lambda: subprocess.run(ready).returncode == 0, "PostgreSQL")
-            yield f"postgres://dsec@127.0.0.1:{port}/postgres"
+            tcp, socket_file = f"postgres://dsec@127.0.0.1:{port}/postgres", f"postgres://dsec@localhost:{port}/postgres?host={home}"
+            yield socket_file if over_socket else tcp
         finally:
             # An immediate shutdown: its children end with it.
             os.kill(server.pid, signal.SIGQUIT)

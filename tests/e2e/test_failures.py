@@ -44,7 +44,8 @@ class Servers:
         with (self.work / f"control-{port}.log").open("a") as log:
             process = subprocess.Popen([*command, *options], stdin=subprocess.DEVNULL, stderr=log)
         self.processes[port] = process
-        until(lambda: "node" in self.at(port).dsec("status", check=False).stdout, f"the server at {port}")
+        # With nodes or, before they have joined, without.
+        until(lambda: self.at(port).dsec("whoami", check=False).returncode == 0, f"the server at {port}")
 
     def kill(self, port: int) -> None:
         self.processes[port].kill()
@@ -66,7 +67,7 @@ class Servers:
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[Servers]:
     """Nodes n1, n2 and n3 have joined; a project of `QUOTA` sandboxes is there."""
-    with postgres() as database, ExitStack() as stack:
+    with postgres(over_socket=True) as database, ExitStack() as stack:
         host = stack.enter_context(machine())
         machines = [stack.enter_context(machine()) for _ in range(3)]
         for number, node in enumerate(machines, 1):
@@ -113,7 +114,7 @@ def team(servers: Servers) -> str:
     root.dsec("project", "create", "root/rl", "--quota", f"sandboxes={QUOTA}")
     identity = root.dsec("--project", "root/rl", "identity", "create", "trainer").stdout.strip()
     root.dsec("--project", "root/rl", "grant", "add", identity, "--role", "runtime")
-    return root.dsec("key", "create", identity).stdout.strip()
+    return root.dsec("key", "create", identity, "--name", "load").stdout.strip()
 
 
 @contextmanager

@@ -67,22 +67,28 @@ def pods() -> Iterator[tuple[str, dict[str, Any]]]:
             yield name, document["spec"]
 
 
-def test_the_manifest_starts_the_programs_as_they_are() -> None:
-    commands = 0
+def containers() -> Iterator[dict[str, Any]]:
     for _, spec in pods():
         pod = spec["template"]["spec"]
-        for container in (*pod.get("initContainers", ()), *pod["containers"]):
-            variables = [each["name"] for each in container.get("env", ()) if each["name"].startswith("DSEC_")]
-            if container["command"][0] != "sh":
-                understood([*container["command"], *container["args"]], variables)
-                commands += 1
-                continue
+        yield from (*pod.get("initContainers", ()), *pod["containers"])
+
+
+def test_the_manifest_starts_the_programs_as_they_are() -> None:
+    started = []
+    handed_on = [name for each in containers() for name in re.findall(r"\b(DSEC_JOIN_[A-Z]+)=", each["args"][0])]
+    assert len(handed_on) == 2
+    for container in containers():
+        variables = [each["name"] for each in container.get("env", ()) if each["name"].startswith("DSEC_")]
+        if container["command"][0] != "sh":
+            commands = [[*container["command"], *container["args"]]]
+        else:
             [script] = container["args"]
             subprocess.run(["sh", "-n", "-c", script], check=True)
-            for line in re.findall(r"(?:exec |\$\()(dsec[^\n)]*)", script):
-                understood(shlex.split(line), [*variables, *re.findall(r"\b(DSEC_[A-Z_]+)=", script)] if "join" not in line else [])
-                commands += 1
-    assert commands == 3
+            commands = [shlex.split(line) for line in re.findall(r"(?:exec |\$\()(dsec[^\n)]*)", script)]
+        for command in commands:
+            understood(command, handed_on if command[0] == "dsec-edge" else variables)
+            started.append(command[0])
+    assert started == ["dsec-control", "dsec", "dsec-edge"]
 
 
 def test_what_the_manifest_refers_to_is_there() -> None:
