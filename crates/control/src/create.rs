@@ -423,3 +423,30 @@ pub fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Failure> {
         .detail(json!({ "field": IDEMPOTENCY_KEY }))),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sandboxs_layers_are_named_with_their_kinds_and_in_one_order() {
+        for (body, layers) in [
+            (r#"{"container_image":"debian:12"}"#, "base/debian:12"),
+            (
+                r#"{"container_image":"z","workspace":"click","toolkits":["vim","ed","vim"]}"#,
+                "base/z toolkit/ed toolkit/vim workspace/click",
+            ),
+            (r#"{"container_image":"z","workspace":"workspace/click"}"#, "base/z workspace/click"),
+            (r#"{"container_image":"z","workspace":"snapshot/click"}"#, "base/z snapshot/click"),
+            (r#"{"container_image":"z","workspace":"step/12ab"}"#, ""),
+            (r#"{"container_image":"z y"}"#, ""),
+            (r#"{"workspace":"click"}"#, ""),
+            ("no JSON", ""),
+        ] {
+            assert_eq!(Needs::of(body.as_bytes()).layers(), layers, "{body}");
+        }
+        let asks = |pool: &str| Needs::of(format!(r#"{{"pool":"{pool}"}}"#).as_bytes()).pool();
+        assert_eq!(asks("cloud").map(String::from).as_deref(), Some("cloud"));
+        assert_eq!(asks("The Cloud"), None, "its node says what is wrong with it");
+    }
+}

@@ -143,7 +143,7 @@ mod tests {
     /// The most accesses that any choice covers.
     fn best(sizes: &[u64], demands: &[Demand], budget: u64) -> u64 {
         let choices = (0_u32..1 << demands.len()).map(|bits| {
-            let chosen: Vec<usize> = (0..demands.len()).filter(|at| bits >> at & 1 == 1).collect();
+            let chosen: Vec<usize> = (0..demands.len()).filter(|at| (bits >> at) & 1 == 1).collect();
             let fits = bytes_of(sizes, demands, &chosen) <= budget;
             if fits { chosen.iter().map(|at| demands[*at].accesses).sum() } else { 0 }
         });
