@@ -3,9 +3,9 @@
 use std::cmp::Reverse;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use dsec_model::{ErrorKind, State};
+use dsec_model::{ErrorKind, Journal, SandboxId, State};
 use dsec_proto::rest::{
     ApiError, BACKEND_CONTAINER, CreateSandboxRequest, Feature, FeatureState, NodeStatus, NodeUsage,
     SandboxLimits,
@@ -43,6 +43,8 @@ pub struct Node {
     pub layers: Arc<Layers>,
     /// Sandboxes.
     pub registry: Registry,
+    /// What of them control is told: when each was created, and its state.
+    pub journal: Mutex<Journal<SandboxId, (u64, State)>>,
     /// Creates that have no sandbox yet.
     pub pending: Pending,
     /// Room for more.
@@ -93,6 +95,7 @@ impl Node {
             scheduling: Scheduling::load(&config.state_dir, &node)?,
             layers,
             registry: Registry::default(),
+            journal: Mutex::default(),
             pending: Pending::default(),
             charges: Charges::default(),
             ended,
@@ -229,7 +232,7 @@ impl Node {
                 State::Creating => usage.creating += 1,
                 State::Running => usage.running += 1,
                 State::Stopping => usage.stopping += 1,
-                State::Stopped | State::Failed => {}
+                State::Stopped | State::Failed | State::Lost => {}
             }
         }
         let (charged, arrived) = self.charges.all();
