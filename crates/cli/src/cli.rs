@@ -90,7 +90,7 @@ pub(crate) enum Command {
     /// End the platform on this machine with all its sandboxes (needs root)
     #[command(after_help = crate::up::DOWN_EXAMPLES)]
     Down(DownArgs),
-    /// Show whether the platform answers, and its nodes
+    /// Show whether the platform answers, its nodes, and how many sandboxes there are
     #[command(after_help = "Examples:\n  dsec status\n  dsec status --json")]
     Status,
     /// List nodes, and say whether they take new sandboxes

@@ -47,7 +47,7 @@ pub(crate) fn state_tone(state: dsec_model::State) -> Tone {
         dsec_model::State::Running => Tone::Good,
         dsec_model::State::Creating | dsec_model::State::Stopping => Tone::Warn,
         dsec_model::State::Stopped => Tone::Dim,
-        dsec_model::State::Failed => Tone::Bad,
+        dsec_model::State::Failed | dsec_model::State::Lost => Tone::Bad,
     }
 }
 

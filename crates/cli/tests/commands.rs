@@ -307,6 +307,10 @@ fn json_has_the_shapes_of_the_api() {
     assert_eq!((&stats[0]["memory_bytes"], &stats[0]["pids_limit"]), (&1_048_576.into(), &64.into()));
     let status = parsed(&api.run(&["status", "--json"]));
     assert_eq!((&status["healthy"], &status["nodes"][0]["node"]), (&true.into(), &"n1".into()));
+    assert_eq!(
+        (&status["counts"]["sandboxes"]["lost"], &status["counts"]["gathering"]),
+        (&1.into(), &false.into())
+    );
     let exec = api.run(&["exec", "sb-n1-f0", "--json", "--", "exit", "4"]);
     assert_eq!((exec.status.code(), &parsed(&exec)["stdout"]), (Some(4), &"its output\n".into()));
     let logs = text(&api.run(&["logs", "sb-n1-f0", "--json"]).stdout);
@@ -324,7 +328,8 @@ fn tables_are_for_people() {
     assert!(text(&api.run(&["ps", "--wide"]).stdout).contains("1.0 MiB / 512 MiB"));
     assert_eq!(text(&api.run(&["ps", "-q"]).stdout), "sb-n1-f0\n");
     assert!(text(&api.run(&["logs", "sb-n1-f0"]).stdout).ends_with("00:00:01.004 running pid=7\n"));
-    assert!(text(&api.run(&["status"]).stdout).contains("2 (+0 -0)"));
+    let status = text(&api.run(&["status"]).stdout);
+    assert!(status.contains("2 (+0 -0)") && status.ends_with("\nsandboxes: 2 running, 1 lost\n"), "{status}");
     assert!(text(&api.run(&["stats"]).stdout).contains("0.5s"));
     assert!(text(&api.run(&["image", "ls"]).stdout).contains("0123456789ab"));
     assert_eq!(text(&api.run(&["stop", "--task", "x"]).stdout), "sb-n1-f0\n");

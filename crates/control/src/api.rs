@@ -5,11 +5,13 @@
 pub mod batch;
 mod call;
 pub mod cluster;
+pub mod counts;
 pub mod execs;
 pub mod files;
 pub mod identities;
 pub mod images;
 pub mod layers;
+mod listing;
 mod lists;
 pub mod nodes;
 pub mod pools;
@@ -35,7 +37,7 @@ use crate::app::App;
 pub use call::{Call, NodeCall, SandboxCall};
 
 /// Every template of [`router`]: what metrics and logs call a path by.
-pub const ROUTES: [&str; 83] = [
+pub const ROUTES: [&str; 84] = [
     "/healthz",
     "/metrics",
     "/v1/openapi.json",
@@ -92,6 +94,7 @@ pub const ROUTES: [&str; 83] = [
     "/v1/tasks/{task}/pause",
     "/v1/tasks/{task}/resume",
     "/v1/tasks/{task}/wait",
+    "/v1/counts",
     "/v1/sandboxes",
     "/v1/sandboxes/batch",
     "/v1/sandboxes/{id}",
@@ -127,6 +130,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/healthz", get(system::healthz))
         .route("/metrics", get(system::metrics))
         .route("/v1/openapi.json", get(system::openapi))
+        .route("/v1/counts", get(counts::get))
         .route("/v1/sandboxes", get(sandboxes::list).post(sandboxes::create))
         .route("/v1/sandboxes/batch", post(batch::create))
         .route("/v1/sandboxes/{id}", get(sandboxes::get).delete(sandboxes::remove))

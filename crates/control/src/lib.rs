@@ -1,5 +1,5 @@
-//! The public API server: authenticates, places, forwards. It keeps nothing of sandboxes: an id
-//! carries its node, so any instance serves any request. Identities are in a database.
+//! The public API server: authenticates, places, forwards. It keeps nothing of sandboxes that it
+//! could not gather anew: an id carries its node, so any instance serves any request. Identities are in a database.
 //!
 //! ```text
 //! caller ── HTTP ──► server ► access (id, log, metrics, panics) ► api (routes, OpenAPI)
@@ -9,6 +9,7 @@
 //!                                                                  │ create   the way of a create over the nodes
 //!                                                                  │ pools    which of them take over from others, with what
 //!                                                                  │ watcher  what nodes say, and what was sent there
+//!                                                                  │ records  what they say of their sandboxes
 //!                                                                  ▼
 //!                                         forward ► upstream (pool, bodies, tunnels) ── HTTP ──► edge
 //! ```
@@ -30,6 +31,7 @@ pub mod nodes;
 pub mod openapi;
 pub mod pools;
 pub mod quota;
+pub mod records;
 pub mod rules;
 pub mod server;
 pub mod tls;

@@ -10,9 +10,9 @@ use axum::extract::Request;
 use bytes::Bytes;
 use dsec_model::{ErrorKind, NodeId};
 use dsec_proto::rest::ErrorBody;
-use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt as _, StreamExt as _};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use http_body_util::{BodyExt, Limited};
 use serde::Serialize;
@@ -22,6 +22,7 @@ use tokio::sync::watch;
 use crate::config::NodeConfig;
 use crate::failure::Failure;
 use crate::forward;
+use crate::records::Records;
 use crate::upstream::{self, Answer, Pool, SendError, Way};
 use crate::watcher::Watched;
 
@@ -167,7 +168,8 @@ impl Node {
         }
     }
 
-    fn odd(&self, what: String) -> Failure {
+    /// It answered what it should not.
+    pub(crate) fn odd(&self, what: String) -> Failure {
         tracing::warn!(node_id = %self.name, what, "node answered wrongly");
         Failure::new(ErrorKind::Unavailable, format!("node {} {what}", self.name))
             .hint("see its dsec-edge's log")
@@ -187,6 +189,8 @@ pub struct NodeSet {
     turn: AtomicUsize,
     /// What they said of themselves.
     pub watched: Watched,
+    /// What they said of their sandboxes.
+    pub records: Records,
 }
 
 #[derive(Default)]
@@ -211,7 +215,8 @@ impl NodeSet {
     /// The nodes of a configuration.
     pub fn new(configs: &[NodeConfig]) -> Self {
         let (places, turn) = (RwLock::default(), AtomicUsize::new(0));
-        let set = Self { places, count: watch::Sender::new(0), turn, watched: Watched::default() };
+        let (watched, records) = (Watched::default(), Records::default());
+        let set = Self { places, count: watch::Sender::new(0), turn, watched, records };
         for config in configs {
             set.put(Node::new(config.name.clone(), Way::Socket(config.socket.clone())));
         }
@@ -260,9 +265,14 @@ impl NodeSet {
 
     /// A node by name.
     pub fn get(&self, name: &str) -> Option<Arc<Node>> {
+        self.find(name).map(|(_, node)| node)
+    }
+
+    /// The same, with its place.
+    pub fn find(&self, name: &str) -> Option<(usize, Arc<Node>)> {
         let name: NodeId = name.parse().ok()?;
         let at = *self.places().by_name.get(&name)?;
-        self.at(at)
+        Some((at, self.at(at)?))
     }
 
     /// Adds a node, or puts it into the place of the one that had its name.
@@ -277,6 +287,7 @@ impl NodeSet {
             }
             None => {
                 self.watched.add(name.clone());
+                self.records.add();
                 let at = places.all.len();
                 places.by_name.insert(name, at);
                 places.all.push(place);
@@ -291,20 +302,42 @@ impl NodeSet {
         if let Some(at) = places.by_name.get(name).copied() {
             places.all[at].is_gone = true;
             self.watched.is_gone(at);
+            self.records.forget(at);
         }
     }
 
-    /// Asks every node the same question at the same time.
+    /// Asks every node the same question at the same time. One that is lost is not asked, and one that becomes it not waited for.
     pub async fn ask_all<T: DeserializeOwned>(
         &self,
         path: &str,
         headers: &HeaderMap,
-    ) -> Vec<(Arc<Node>, Result<T, Failure>)> {
-        let ask = async |node: Arc<Node>| {
-            let answer = node.ask(path, headers).await;
-            (node, answer)
+    ) -> Vec<(usize, Arc<Node>, Result<T, Failure>)> {
+        let ask = async |(at, node): (usize, Arc<Node>)| {
+            let answer = self.unless_lost(at, &node, node.ask(path, headers)).await;
+            (at, node, answer)
         };
-        join_all(self.all().into_iter().map(ask)).await
+        join_all(self.placed().into_iter().map(ask)).await
+    }
+
+    /// What a node answers, or that it is lost: before it was asked, or while it was waited for.
+    ///
+    /// # Errors
+    /// It is lost; or what `asked` fails with.
+    pub async fn unless_lost<T>(
+        &self,
+        at: usize,
+        node: &Node,
+        asked: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        let standing = self.watched.standing(at);
+        if standing.is_lost() {
+            return Err(standing.failure(node.name(), false));
+        }
+        tokio::select! {
+            biased;
+            answer = asked => answer,
+            () = self.watched.lost(at) => Err(self.watched.standing(at).failure(node.name(), true)),
+        }
     }
 
     /// Nodes that share a layer store, in the order in which they are to be tried for what any of them can do: in turn, and
@@ -344,13 +377,16 @@ impl NodeSet {
         stores
     }
 
-    /// Watches the nodes, and those that come, until it is dropped.
+    /// Watches the nodes, and those that come, and what they say of their sandboxes, until it is dropped.
     pub async fn watch(&self) {
         let (mut count, mut watched) = (self.count.subscribe(), 0);
         let mut watching = FuturesUnordered::new();
         loop {
             let places = *count.borrow_and_update();
-            watching.extend((watched..places).map(|at| self.watched.watch(at, move || self.at(at))));
+            for at in watched..places {
+                watching.push(self.watched.watch(at, move || self.at(at)).left_future());
+                watching.push(self.follow(at).right_future());
+            }
             watched = places;
             tokio::select! {
                 changed = count.changed() => if changed.is_err() { return },
@@ -363,6 +399,21 @@ impl NodeSet {
     pub async fn look_at(&self, name: &NodeId) {
         if let Some((at, node)) = self.placed().into_iter().find(|(_, node)| node.name() == name) {
             self.watched.ask(at, &node).await;
+        }
+    }
+
+    /// Keeps what is known of the sandboxes of the node at a place. Beside the reports and not after each: so reports, which all come at
+    /// one moment, do not wait for it, nor all answers come at that moment too.
+    async fn follow(&self, at: usize) {
+        self.watched.heard_of(at).await;
+        loop {
+            // Of a node that is lost its reports tell when it is back.
+            if let Some(node) = self.at(at).filter(|_| !self.watched.standing(at).is_lost())
+                && let Err(failure) = self.records.refresh(at, &node).await
+            {
+                tracing::debug!(node_id = %node.name(), error = %failure.0, "node did not tell of its sandboxes");
+            }
+            tokio::time::sleep(Records::pause()).await;
         }
     }
 

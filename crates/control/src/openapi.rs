@@ -11,8 +11,8 @@ use utoipa::openapi::{Components, Content, Ref, RefOr, Response};
 use utoipa::{Modify, OpenApi};
 
 use crate::api::{
-    batch, cluster, execs, files, identities, images, layers, nodes, pools, ports, projects, releases,
-    sandboxes, sessions, system, tasks,
+    batch, cluster, counts, execs, files, identities, images, layers, nodes, pools, ports, projects,
+    releases, sandboxes, sessions, system, tasks,
 };
 
 #[derive(OpenApi)]
@@ -21,7 +21,7 @@ use crate::api::{
         license(name = "Apache-2.0", identifier = "Apache-2.0")),
     paths(
         sandboxes::create, batch::create, sandboxes::list, sandboxes::get, sandboxes::stop, sandboxes::remove, sandboxes::logs,
-        sandboxes::pack,
+        sandboxes::pack, counts::get,
         execs::start, execs::list, execs::get, execs::stdout, execs::stderr, execs::attach, execs::stdin,
         execs::signal, execs::resize,
         sessions::open, sessions::list, sessions::get, sessions::close,

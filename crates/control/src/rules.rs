@@ -88,6 +88,7 @@ const RULES: &[(&str, &str, Rule)] = &[
     ("POST", "/v1/tasks/{task}/pause", Below(SandboxStop)),
     ("POST", "/v1/tasks/{task}/resume", Below(SandboxStop)),
     ("POST", "/v1/tasks/{task}/wait", Below(SandboxRead)),
+    ("GET", "/v1/counts", Below(SandboxRead)),
     ("GET", "/v1/sandboxes", Below(SandboxRead)),
     ("POST", "/v1/sandboxes", Project(SandboxCreate)),
     ("POST", "/v1/sandboxes/batch", Project(SandboxCreate)),

@@ -6,13 +6,16 @@
 mod overflow;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use dsec_model::NodeId;
 use dsec_model::placement::{self, Expected, Health, Refusals, Report, Tries, Wanted};
-use dsec_proto::rest::{Arrived, Charged, FeatureState, NodeStatus, SandboxLimits, SchedulingState};
+use dsec_model::{ErrorKind, NodeId, State};
+use dsec_proto::rest::{
+    Arrived, Charged, FeatureState, Lost, NodeHealth, NodeStatus, Sandbox, SandboxLimits, SchedulingState,
+};
 use http::HeaderMap;
 use serde::Deserialize;
+use serde_json::json;
 use tokio::sync::watch;
 
 use crate::behalf::Behalf;
@@ -59,6 +62,8 @@ pub struct Watched {
     known: Mutex<Known>,
     /// Whether every node was heard of, or was not when it was asked. A node that comes after that is not waited for.
     gathered: watch::Sender<bool>,
+    /// How often a node was heard of for the first time, or was found lost.
+    turns: watch::Sender<u64>,
     clock: Box<dyn Clock>,
     /// At which millisecond of every period nodes are asked: drawn, so that servers that started together do not ask together.
     phase_ms: u64,
@@ -84,11 +89,61 @@ pub struct Charges {
     pub arrived: Vec<Arrived>,
 }
 
+/// Whether a node answers, and when it last did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Standing {
+    /// Whether it answers. One that was not heard of yet is suspect, until it has missed as many reports as make it lost.
+    pub health: NodeHealth,
+    /// When it was last heard of, Unix ms; none: not since this server started.
+    pub heard_ms: Option<u64>,
+}
+
+impl Standing {
+    /// Whether it has been silent for so long that nothing is sent there.
+    pub fn is_lost(self) -> bool {
+        self.health == NodeHealth::Lost
+    }
+
+    /// The state of a sandbox on it, which was this when it was last heard of.
+    pub fn shown(self, state: State) -> State {
+        if self.is_lost() && !state.is_final() { State::Lost } else { state }
+    }
+
+    /// A record that was this when it was last heard of.
+    #[must_use]
+    pub fn seen(self, sandbox: Sandbox) -> Sandbox {
+        let (last_state, state) = (sandbox.state, self.shown(sandbox.state));
+        let lost = Lost { last_state, heard_ms: self.heard_ms.unwrap_or_default() };
+        Sandbox { state, lost: (state == State::Lost).then_some(lost), ..sandbox }
+    }
+
+    /// What is told of a call to something on it, when it is lost. `maybe_done`: the call was sent before that was known.
+    pub fn failure(self, node: &NodeId, maybe_done: bool) -> Failure {
+        let silent_s = self.heard_ms.map(|heard_ms| unix_ms().saturating_sub(heard_ms) / 1000);
+        let since = match silent_s {
+            Some(seconds) => format!("it was last heard of {seconds} s ago"),
+            None => "it was not heard of since this server started".to_owned(),
+        };
+        let done = if maybe_done { "what was asked may have been done" } else { "nothing was done" };
+        Failure::new(ErrorKind::Unavailable, format!("node {node} is lost: {since}"))
+            .hint(format!("{done}; its sandboxes may still run, and can be used again once it answers"))
+            .detail(json!({ "node": node, "lost": true, "heard_ms": self.heard_ms }))
+    }
+}
+
+/// Now, Unix ms.
+fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// What is known of a node beside what placement looks at.
 #[derive(Default)]
 struct More {
     /// Reports in a row that did not come.
     missed: u32,
+    /// When one last came, Unix ms.
+    heard_ms: Option<u64>,
     /// Id of its layer store, once it has reported one.
     store: Option<String>,
     /// It was asked, and answered or did not.
@@ -115,7 +170,8 @@ impl Watched {
         let mut chance = fastrand::Rng::with_seed(seed);
         let phase_ms = chance.u64(..PERIOD_MS);
         let known = Known { nodes: Vec::new(), more: Vec::new(), chance, home: overflow::Home::default() };
-        let watched = Self { known: Mutex::new(known), gathered: watch::Sender::new(false), clock, phase_ms };
+        let (gathered, turns) = (watch::Sender::new(false), watch::Sender::new(0));
+        let watched = Self { known: Mutex::new(known), gathered, turns, clock, phase_ms };
         names.for_each(|name| watched.add(name));
         watched
     }
@@ -220,6 +276,9 @@ impl Watched {
                     tracing::info!(node_id = %node.name(), "node answers");
                 }
                 more.missed = 0;
+                if more.heard_ms.replace(unix_ms()).is_none() {
+                    self.turns.send_modify(|turns| *turns += 1);
+                }
                 // It does not know while its store is away: then it is the one of before.
                 if !status.store.is_empty() {
                     more.store = Some(status.store.clone());
@@ -244,6 +303,9 @@ impl Watched {
                     tracing::warn!(node_id = %node.name(), ?health, missed = more.missed, "node does not answer");
                 }
                 node.missed(health, now_ms);
+                if more.missed == LOST_AFTER {
+                    self.turns.send_modify(|turns| *turns += 1);
+                }
             }
         }
     }
@@ -300,6 +362,36 @@ impl Watched {
     /// Whether it has been silent for so long that nothing is sent there.
     pub fn is_lost(&self, name: &NodeId) -> bool {
         self.known().nodes.iter().any(|node| node.name() == name && node.health() == Health::Lost)
+    }
+
+    /// Whether the node at a place answers, and when it last did.
+    pub fn standing(&self, at: usize) -> Standing {
+        let known = self.known();
+        let Some((node, more)) = known.nodes.get(at).zip(known.more.get(at)) else {
+            return Standing { health: NodeHealth::Suspect, heard_ms: None };
+        };
+        let health = match node.health() {
+            Health::Well => NodeHealth::Well,
+            Health::Lost if more.is_gone || more.missed >= LOST_AFTER => NodeHealth::Lost,
+            Health::Suspect | Health::Lost => NodeHealth::Suspect,
+        };
+        Standing { health, heard_ms: more.heard_ms }
+    }
+
+    /// Resolves when the node at a place is lost.
+    pub async fn lost(&self, at: usize) {
+        self.until(at, Standing::is_lost).await;
+    }
+
+    /// Resolves when the node at a place was heard of.
+    pub async fn heard_of(&self, at: usize) {
+        self.until(at, |standing| standing.heard_ms.is_some()).await;
+    }
+
+    async fn until(&self, at: usize, is_so: impl Fn(Standing) -> bool) {
+        let mut turns = self.turns.subscribe();
+        // Its sender lives in `self`, so waiting cannot fail.
+        while !is_so(self.standing(at)) && turns.changed().await.is_ok() {}
     }
 
     /// The nodes that will never take this, being what they are.

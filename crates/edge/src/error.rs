@@ -61,7 +61,7 @@ pub fn not_running(record: &Sandbox) -> ApiError {
     let hint = match record.state {
         State::Creating => "wait for it with GET /v1/sandboxes/{id}?wait_state=running",
         State::Running => "try again",
-        State::Stopping | State::Stopped | State::Failed => "create another one",
+        State::Stopping | State::Stopped | State::Failed | State::Lost => "create another one",
     };
     let mut message = format!("sandbox {} is {}", record.id, record.state.as_str());
     if let Some(reason) = &record.reason {

@@ -3,11 +3,11 @@
 use std::cmp::Reverse;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use dsec_backend::shelf::Shelf;
-use dsec_model::{ErrorKind, State};
+use dsec_model::{ErrorKind, Journal, SandboxId, State};
 use dsec_proto::rest::{
     ApiError, BACKEND_CONTAINER, CreateSandboxRequest, Feature, FeatureState, NodeStatus, NodeUsage,
     SandboxLimits,
@@ -60,6 +60,8 @@ pub struct Node {
     pub layers: Arc<Layers>,
     /// Sandboxes.
     pub registry: Registry,
+    /// What of them control is told: when each was created, and its state.
+    pub journal: Mutex<Journal<SandboxId, (u64, State)>>,
     /// Creates that have no sandbox yet.
     pub pending: Pending,
     /// Room for more.
@@ -120,6 +122,7 @@ impl Node {
             traffic: Traffic::default(),
             layers,
             registry: Registry::default(),
+            journal: Mutex::default(),
             pending: Pending::default(),
             charges: Charges::default(),
             ended,
@@ -286,7 +289,7 @@ impl Node {
                 State::Creating => usage.creating += 1,
                 State::Running => usage.running += 1,
                 State::Stopping => usage.stopping += 1,
-                State::Stopped | State::Failed => {}
+                State::Stopped | State::Failed | State::Lost => {}
             }
         }
         let (charged, arrived) = self.charges.all();

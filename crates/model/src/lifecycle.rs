@@ -31,6 +31,9 @@ pub enum State {
     Stopped,
     /// Ended otherwise; the record says why. Nothing of it is left on the node but its record.
     Failed,
+    /// It had not ended when its node was last heard of, which is long ago. Control says so; no edge ever does, and nothing leads
+    /// here: a node that comes back says what the sandbox is.
+    Lost,
 }
 
 impl State {
@@ -47,6 +50,7 @@ impl State {
             Self::Stopping => "stopping",
             Self::Stopped => "stopped",
             Self::Failed => "failed",
+            Self::Lost => "lost",
         }
     }
 }

@@ -3,9 +3,11 @@
 //! DSec means MiB).
 
 mod cluster;
+mod counts;
 mod errors;
 mod exec;
 mod files;
+mod filter;
 mod hop;
 mod iam;
 mod image;
@@ -14,6 +16,7 @@ mod limits;
 mod node;
 mod pack;
 mod pool;
+mod records;
 mod release;
 mod sandbox;
 mod session;
@@ -23,12 +26,14 @@ pub use cluster::{
     AnnounceRequest, Announced, Cluster, EdgeInstance, JoinRequest, Joined, Member, MemberList, RefusedFor,
     TOKEN_TTL_DEFAULT_S, TOKEN_TTL_MAX_S, Token, TokenRequest,
 };
+pub use counts::{COUNTED_MAX, Counts, NodeCounts, NodeHealth, NodeKnown};
 pub use errors::{ApiError, ErrorBody, status_of};
 pub use exec::{
     AttachEvent, Exec, ExecList, ExecRequest, ExecState, INLINE_MAX, OomKill, PtySize, SignalRequest,
     StdinMode,
 };
 pub use files::{FileEvent, FileEventKind, FileInfo, FileKind, FileList, MakeDirRequest, MoveRequest};
+pub use filter::{Filtered, Position, SandboxFilter, parse_state};
 pub use hop::{
     Arrived, CHARGE, Charge, Charged, ChargesFenced, FenceChargesRequest, KEY_ID, MAY, PROJECT, SEES,
 };
@@ -57,6 +62,10 @@ pub use pool::{
     ACCESSES_KEPT_DAYS, ACCESSES_SINCE_DAYS, Pool, PoolBurst, PoolContent, PoolLayerChosen, PoolLayerFailed,
     PoolList, PoolSyncEvent, PoolSyncRequest, PoolSynced,
 };
+pub use records::{
+    CHANGES_MAX, LABELS_TOLD_MAX, SandboxChange, SandboxChanges, SandboxForgotten, SandboxOwner,
+    SandboxShape, SandboxesById,
+};
 pub use release::{
     ChangeBegun, EndTrialRequest, FailedChange, INSTALLED, NodeChange, NodeRelease, NodeTrial, Programs,
     RELEASE_BYTES_MAX, RELEASE_PROGRAMS, ReleaseName, ReleaseNameError, StoredRelease, TRIAL_MS_DEFAULT,
@@ -64,10 +73,12 @@ pub use release::{
 };
 pub use sandbox::{
     BACKEND_CONTAINER, CreateManyEvent, CreateManyRequest, CreateSandboxRequest, FenceRequest, Fenced,
-    LaunchPhase, Sandbox, SandboxLayer, SandboxLimits, SandboxList, StopRequest, Usage,
+    LaunchPhase, Lost, Sandbox, SandboxLayer, SandboxLimits, SandboxList, StopRequest, Usage,
 };
 pub use session::{Session, SessionList, SessionRequest};
-pub use task::{StateCounts, TASK_FAILURES_MAX, Task, TaskFailure, TaskList, TaskOutcome, TaskWaitRequest};
+pub use task::{
+    StateCounts, TASK_FAILURES_MAX, Task, TaskFailure, TaskList, TaskOutcome, TaskWaitRequest, TaskWaited,
+};
 
 /// Header that makes a create idempotent: the same key gives the same sandbox.
 pub const IDEMPOTENCY_KEY: &str = "idempotency-key";

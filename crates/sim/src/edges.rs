@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use dsec_model::Journal;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
@@ -30,6 +31,8 @@ pub struct Pace {
 pub struct Edge {
     socket: PathBuf,
     node: Mutex<Node>,
+    /// What of its sandboxes control is told, by their serial numbers: when each was created.
+    journal: Mutex<Journal<u64, u64>>,
     pace: Pace,
 }
 
@@ -64,7 +67,7 @@ impl Edges {
             let socket = dir.join(format!("{}.sock", node.name()));
             let listener = UnixListener::bind(&socket)
                 .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", socket.display())))?;
-            let edge = Arc::new(Edge { socket, node: Mutex::new(node), pace });
+            let edge = Arc::new(Edge { socket, node: Mutex::new(node), journal: Mutex::default(), pace });
             serving.spawn(serve(listener, Arc::clone(&edge)));
             all.push(edge);
         }

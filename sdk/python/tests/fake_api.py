@@ -204,6 +204,8 @@ class FakeApi:
             *self.images.routes(),
             *fake_layers.ROUTES,
             ("GET", "/v1/nodes", self.nodes),
+            ("GET", "/v1/counts", self.counts),
+            ("POST", "/v1/tasks/{task}/wait", self.wait_task),
         ]
         for method, path, handler in routes:
             app.router.add_route(method, path, handler)
@@ -923,6 +925,15 @@ class FakeApi:
         return socket
 
     # Images, nodes
+
+    async def counts(self, request: web.Request) -> web.StreamResponse:
+        states = {"running": len(self.sandboxes), "lost": 2, "from_a_later_version": 1}
+        node = {"health": "lost", "known": "counted", "heard_ms": 5, "sandboxes": {"lost": 2}}
+        counted = {"gathering": True, "uncounted": ["n3"], "sandboxes": states, "nodes": {"n2": node}}
+        return web.json_response({**counted, "tasks": {request.query.get("task_id", "job"): states}})
+
+    async def wait_task(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response({"lost": 2} if request.match_info["task"] == "job" else {})
 
     async def nodes(self, request: web.Request) -> web.StreamResponse:
         node = {

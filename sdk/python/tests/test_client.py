@@ -551,3 +551,12 @@ async def test_ctrl_c_stops_what_was_made(api: FakeApi, tmp_path: Path) -> None:
         _, err = await asyncio.wait_for(process.communicate(), 20)
         assert b"KeyboardInterrupt" in err, err.decode()
         assert states(api) == ["stopped"], (module, err.decode())
+
+
+async def test_counts_say_what_is_lost_and_what_is_not_known_yet(client: DSecClient) -> None:
+    counts = await client.counts(task_id="rl/1")
+    assert (counts.gathering, counts.uncounted, counts.sandboxes.lost) == (True, ("n3",), 2)
+    node = counts.nodes["n2"]
+    assert (node.health, node.known, node.heard_ms, node.sandboxes.lost) == ("lost", "counted", 5, 2)
+    assert counts.tasks["rl/1"].lost == 2
+    assert (await client.wait_task("job"), await client.wait_task("other")) == (2, 0)

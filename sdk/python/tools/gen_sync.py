@@ -65,7 +65,7 @@ from .._records import (
     Usage,
 )
 from .._sandbox import DEFAULT, Timeout
-from .._tasks import TaskOutcome, TaskStatus
+from .._tasks import Counts, TaskOutcome, TaskStatus
 from ..errors import DSecError
 from ._portal import Portal, close_at_exit
 

@@ -7,11 +7,12 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use dsec_model::{ExecId, PoolName, SandboxId, SessionId, TaskId};
 use dsec_proto::rest::{
-    Cluster, CreateManyRequest, CreateSandboxRequest, Exec, ExecList, ExecRequest, FileInfo,
+    Cluster, Counts, CreateManyRequest, CreateSandboxRequest, Exec, ExecList, ExecRequest, FileInfo,
     IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_KEY, INLINE_MAX, Image, ImageList, LAYER_BASE, LayerTrace, Member,
     MemberList, MoveRequest, NodeStatus, PackRequest, Packed, Pool, PoolList, PoolSyncRequest,
     PrefetchRequest, PtySize, PullRequest, Sandbox, SandboxList, Session, SessionList, SessionRequest,
-    SignalRequest, StopRequest, Task, TaskList, TaskOutcome, TaskWaitRequest, Token, TokenRequest,
+    SignalRequest, StopRequest, Task, TaskList, TaskOutcome, TaskWaitRequest, TaskWaited, Token,
+    TokenRequest,
 };
 use reqwest::{Method, RequestBuilder, Response, header};
 use serde::{Deserialize, Serialize};
@@ -191,6 +192,11 @@ impl Client {
         self.json_within(request, self.answer_timeout() + Duration::from_millis(grace_ms)).await
     }
 
+    /// How many sandboxes there are, as the server knows.
+    pub(crate) async fn counts(&self) -> Result<Counts, ClientError> {
+        self.json(self.request(Method::GET, "/counts")).await
+    }
+
     /// The tasks.
     pub(crate) async fn tasks(&self) -> Result<Vec<Task>, ClientError> {
         self.json::<TaskList>(self.request(Method::GET, "/tasks")).await.map(|list| list.tasks)
@@ -207,12 +213,12 @@ impl Client {
         self.json_within(request, self.answer_timeout() + Duration::from_millis(grace_ms)).await
     }
 
-    /// Waits until no sandbox of a task lives.
-    pub(crate) async fn wait_task(&self, task: &TaskId, limit: Duration) -> Result<(), ClientError> {
+    /// Waits until no sandbox of a task is known to live.
+    pub(crate) async fn wait_task(&self, task: &TaskId, limit: Duration) -> Result<TaskWaited, ClientError> {
         let timeout_ms = Some(limit.as_millis().try_into().unwrap_or(u64::MAX));
         let request =
             self.request(Method::POST, &task_path(task, "/wait")).json(&TaskWaitRequest { timeout_ms });
-        self.json_within::<serde::de::IgnoredAny>(request, limit + WAIT_MARGIN).await.map(drop)
+        self.json_within(request, limit + WAIT_MARGIN).await
     }
 
     /// Makes many sandboxes; the answer's body is one `CreateManyEvent` a line. The same key at a later attempt finds what an earlier one

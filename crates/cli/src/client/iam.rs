@@ -6,7 +6,7 @@ use dsec_model::iam::ProjectPath;
 use dsec_proto::rest::{
     AuditList, ChangeProjectRequest, CreateGrantRequest, CreateIdentityRequest, CreateKeyRequest,
     CreateProjectRequest, Grant, GrantList, Identity, IdentityList, Key, Project, ProjectList, StopRequest,
-    TaskOutcome, TaskWaitRequest, WhoAmI,
+    TaskOutcome, TaskWaitRequest, TaskWaited, WhoAmI,
 };
 use reqwest::Method;
 
@@ -72,10 +72,10 @@ impl Client {
         &self,
         project: &ProjectPath,
         limit: Duration,
-    ) -> Result<(), ClientError> {
+    ) -> Result<TaskWaited, ClientError> {
         let request = TaskWaitRequest { timeout_ms: Some(limit.as_millis().try_into().unwrap_or(u64::MAX)) };
         let http = self.request(Method::POST, &project_path(project, "/wait")).json(&request);
-        self.json_within::<serde::de::IgnoredAny>(http, limit + WAIT_MARGIN).await.map(drop)
+        self.json_within(http, limit + WAIT_MARGIN).await
     }
 
     /// The identities.

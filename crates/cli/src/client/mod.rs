@@ -109,7 +109,7 @@ impl Client {
                 response.headers().get(UNREACHABLE_NODES).and_then(|names| names.to_str().ok())
             {
                 crate::render::note(&format!(
-                    "warning: without what these nodes have, which do not answer: {away}"
+                    "warning: nodes that do not answer: {away}; what they have is shown as last heard of, or not at all"
                 ));
             }
             if let Some(untold) = response.headers().get(UNTOLD_SERVERS).and_then(|it| it.to_str().ok()) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use clap_complete::engine::ArgValueCandidates;
 use dsec_model::iam::{Amounts, Counted, Permission, Permissions, ProjectPath, Resource};
-use dsec_proto::rest::{ChangeProjectRequest, CreateProjectRequest, Project};
+use dsec_proto::rest::{ChangeProjectRequest, CreateProjectRequest, Project, TaskWaited};
 
 use super::exec::millis;
 use super::task::{told, wait_for};
@@ -143,10 +143,10 @@ pub(crate) async fn project(context: &Context, command: ProjectCommand) -> Outco
             return told(context, &outcome);
         }
         ProjectCommand::Wait(ProjectArgs { project }) => {
-            wait_for(context, project.as_str(), async |each| client.wait_project(&project, each).await)
-                .await?;
+            let ask = async |each| client.wait_project(&project, each).await;
+            let TaskWaited { lost } = wait_for(context, project.as_str(), ask).await?;
             if context.global.json {
-                render::json(&serde_json::json!({ "project": project }))?;
+                render::json(&serde_json::json!({ "project": project, "lost": lost }))?;
             }
         }
     }

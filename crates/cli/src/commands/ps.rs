@@ -1,7 +1,7 @@
 //! `dsec ps`, and choosing sandboxes by task, label and state.
 
 use clap::{Args, ValueEnum};
-use dsec_proto::rest::Sandbox;
+use dsec_proto::rest::{Lost, Sandbox};
 
 use super::Context;
 use crate::client::ListQuery;
@@ -29,6 +29,8 @@ pub(crate) enum StateName {
     Stopped,
     /// Ended otherwise
     Failed,
+    /// On a node that is lost
+    Lost,
 }
 
 impl StateName {
@@ -70,7 +72,7 @@ pub(crate) async fn ps(context: &Context, args: PsArgs) -> Outcome {
     let states = match (args.state.is_empty(), args.all) {
         (false, _) => args.state.iter().map(|state| state.word()).collect(),
         (true, true) => Vec::new(),
-        (true, false) => live_states(),
+        (true, false) => live_states().into_iter().chain([StateName::Lost.word()]).collect(),
     };
     let query = ListQuery { states, task: args.task, labels: args.label, usage: args.wide, content: false };
     let sandboxes = context.client.sandboxes(&query).await?;
@@ -121,11 +123,17 @@ fn row(sandbox: &Sandbox, wide: bool, colour: bool, now: u64) -> Vec<String> {
     cells
 }
 
+/// What a lost sandbox was, in a few words.
+fn told(lost: &Lost) -> String {
+    let (state, age) = (lost.last_state.as_str(), render::age(lost.heard_ms, render::now_ms()));
+    format!("was {state} when its node was last heard of, {age} ago")
+}
+
 /// Why a sandbox ended, in a few words.
 pub(crate) fn reason(sandbox: &Sandbox) -> String {
     use dsec_model::EndReason;
     match &sandbox.reason {
-        None => String::new(),
+        None => sandbox.lost.map(|lost| told(&lost)).unwrap_or_default(),
         Some(EndReason::Asked) => "asked".to_owned(),
         Some(EndReason::Idle) => "idle".to_owned(),
         Some(EndReason::Lifetime) => "lifetime over".to_owned(),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, Subcommand};
 use clap_complete::engine::ArgValueCandidates;
 use dsec_model::{ErrorKind, TaskId};
-use dsec_proto::rest::{Task, TaskOutcome};
+use dsec_proto::rest::{Task, TaskOutcome, TaskWaited};
 
 use super::exec::millis;
 use super::{Context, completion, progress};
@@ -82,11 +82,12 @@ fn table(tasks: &[Task]) -> Result<(), Failure> {
             format!("{} (+{} -{})", counts.running, counts.creating, counts.stopping),
             counts.stopped.to_string(),
             counts.failed.to_string(),
+            counts.lost.to_string(),
             task.nodes.len().to_string(),
             render::age(task.first_created_ms, now),
         ]
     };
-    let heading = ["TASK", "SANDBOXES", "STOPPED", "FAILED", "NODES", "AGE"];
+    let heading = ["TASK", "SANDBOXES", "STOPPED", "FAILED", "LOST", "NODES", "AGE"];
     render::table(&heading, tasks.iter().map(row).collect())
 }
 
@@ -118,19 +119,20 @@ pub(super) fn told(context: &Context, all: &TaskOutcome) -> Outcome {
 }
 
 async fn wait(context: &Context, task: &TaskId) -> Outcome {
-    wait_for(context, task.as_str(), async |each| context.client.wait_task(task, each).await).await?;
+    let ask = async |each| context.client.wait_task(task, each).await;
+    let TaskWaited { lost } = wait_for(context, task.as_str(), ask).await?;
     if context.global.json {
-        render::json(&serde_json::json!({ "task_id": task }))?
+        render::json(&serde_json::json!({ "task_id": task, "lost": lost }))?
     }
     Ok(0)
 }
 
-/// Waits for something, a request after the other, for as long as `--timeout` says.
+/// Waits for sandboxes to end, a request after the other, for as long as `--timeout` says. Says how many are lost.
 pub(super) async fn wait_for(
     context: &Context,
     what: &str,
-    ask: impl AsyncFn(Duration) -> Result<(), ClientError>,
-) -> Result<(), Failure> {
+    ask: impl AsyncFn(Duration) -> Result<TaskWaited, ClientError>,
+) -> Result<TaskWaited, Failure> {
     let until = context.global.timeout.map(|limit| Instant::now() + limit);
     let spinner = progress::spinner(&format!("waiting for {what}"), context.global.json);
     let ended = loop {
@@ -143,5 +145,12 @@ pub(super) async fn wait_for(
         }
     };
     spinner.finish_and_clear();
-    Ok(ended?)
+    let waited = ended?;
+    if waited.lost > 0 {
+        render::note(&format!(
+            "warning: {} sandboxes are lost with their nodes, and may be back: `dsec ps --state lost`",
+            waited.lost
+        ));
+    }
+    Ok(waited)
 }

@@ -175,6 +175,7 @@ fn router(world: Arc<World>) -> Router {
         .route("/images/{name}", get(image_get).put(image_put).delete(image_delete))
         .route("/images/{name}/pull", post(image_pull))
         .route("/nodes", get(nodes))
+        .route("/counts", get(counts))
         .layer(axum::middleware::from_fn(authenticate));
     Router::new()
         .nest("/v1", v1)
@@ -660,6 +661,15 @@ async fn image_delete(Path(name): Path<String>) -> Response {
         "busy" => refuse(409, "conflict", "image busy is used by sb-n1-a", "stop it first"),
         _ => StatusCode::NO_CONTENT.into_response(),
     }
+}
+
+async fn counts() -> Response {
+    let node =
+        json!({ "health": "well", "known": "counted", "heard_ms": 1000, "sandboxes": { "running": 2 } });
+    axum::Json(
+        json!({ "gathering": false, "sandboxes": { "running": 2, "lost": 1 }, "nodes": { "n1": node } }),
+    )
+    .into_response()
 }
 
 async fn nodes() -> Response {

@@ -11,6 +11,7 @@ use http::StatusCode;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
+use super::lists;
 use crate::access::REQUEST_ID;
 use crate::app::App;
 use crate::behalf::Behalf;
@@ -103,6 +104,8 @@ impl Called {
 /// An authenticated request for one sandbox, whose path is well formed and whose node is known.
 pub struct SandboxCall {
     call: Call,
+    id: SandboxId,
+    at: usize,
     node: Arc<Node>,
 }
 
@@ -112,18 +115,19 @@ impl FromRequest<Arc<App>> for SandboxCall {
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Failure> {
         let mut call = Call::from_request(request, app).await?;
         let params: RawPathParams = call.request.extract_parts().await.map_err(malformed_path)?;
-        let mut node = None;
+        let mut named = None;
         for (name, value) in &params {
             match name {
-                "id" => node = Some(node_of(app, value)?),
+                "id" => named = Some(value.parse::<SandboxId>().map_err(bad_id)?),
                 "eid" => drop(value.parse::<ExecId>().map_err(bad_id)?),
                 "sid" => drop(value.parse::<SessionId>().map_err(bad_id)?),
                 "port" => check_port(value)?,
                 _ => {}
             }
         }
-        let node = node.ok_or_else(|| Failure::new(ErrorKind::Internal, "the route has no sandbox id"))?;
-        Ok(Self { call, node })
+        let id = named.ok_or_else(|| Failure::new(ErrorKind::Internal, "the route has no sandbox id"))?;
+        let (at, node) = node_of(app, &id)?;
+        Ok(Self { call, id, at, node })
     }
 }
 
@@ -144,16 +148,37 @@ impl SandboxCall {
         self.forward_as(BodyKind::Json).await
     }
 
-    async fn forward_as(self, kind: BodyKind) -> Reply {
-        let Self { call, node } = self;
-        if !call.behalf.is_for_the_node_to_find() {
-            return call.forward(&node, kind).await;
+    /// Gives the sandbox's record; of one whose node is lost, what was last heard of it.
+    ///
+    /// # Errors
+    /// See [`Outgoing`]. The node is lost, and a state is to be waited for, or what was last heard has no such sandbox that the
+    /// caller sees.
+    pub async fn look(self) -> Reply {
+        let Self { call, id, at, node } = &self;
+        let nodes = &call.app.nodes;
+        let standing = nodes.watched.standing(*at);
+        if !standing.is_lost() {
+            return self.forward().await;
         }
-        let (app, behalf, called) = (Arc::clone(&call.app), call.behalf.clone(), Called::of(&call.request));
-        let answer = call.forward(&node, kind).await?;
-        if answer.status() == StatusCode::FORBIDDEN {
+        let query = call.request.uri().query().unwrap_or_default();
+        if query.split('&').any(|pair| pair.starts_with("wait_state=") && pair != "wait_state=lost") {
+            return Err(standing.failure(node.name(), false));
+        }
+        match nodes.records.sandbox(*at, standing, id, &call.behalf.may) {
+            Some(sandbox) => lists::partial(&sandbox, &[node.name().to_string()]),
+            None => Err(standing.failure(node.name(), false)),
+        }
+    }
+
+    async fn forward_as(self, kind: BodyKind) -> Reply {
+        let Self { call, id: _, at, node } = self;
+        let app = Arc::clone(&call.app);
+        let noted = call.behalf.is_for_the_node_to_find();
+        let noted = noted.then(|| (Arc::clone(&call.behalf.principal), Called::of(&call.request)));
+        let answer = app.nodes.unless_lost(at, &node, call.forward(&node, kind)).await?;
+        if let Some((principal, called)) = noted.filter(|_| answer.status() == StatusCode::FORBIDDEN) {
             let failure = Failure::new(ErrorKind::PermissionDenied, "the node found that it may not");
-            note_denied(&app, &behalf.principal, &called, &failure);
+            note_denied(&app, &principal, &called, &failure);
         }
         Ok(answer)
     }
@@ -210,9 +235,8 @@ fn no_node(app: &App, name: &str) -> Failure {
         .detail(json!({ "node": name, "nodes": nodes }))
 }
 
-fn node_of(app: &App, id: &str) -> Result<Arc<Node>, Failure> {
-    let id: SandboxId = id.parse().map_err(bad_id)?;
-    app.nodes.get(id.node()).ok_or_else(|| {
+fn node_of(app: &App, id: &SandboxId) -> Result<(usize, Arc<Node>), Failure> {
+    app.nodes.find(id.node()).ok_or_else(|| {
         Failure::new(ErrorKind::NotFound, format!("no sandbox {id}: there is no node {} here", id.node()))
             .detail(json!({ "sandbox_id": id.as_str(), "node": id.node() }))
     })

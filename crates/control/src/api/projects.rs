@@ -9,7 +9,7 @@ use dsec_model::ErrorKind;
 use dsec_model::iam::{Amounts, ProjectPath, Scope};
 use dsec_proto::rest::{
     ChangeProjectRequest, CreateProjectRequest, Project, ProjectList, StopRequest, TaskOutcome,
-    TaskWaitRequest,
+    TaskWaitRequest, TaskWaited,
 };
 use http::{HeaderMap, StatusCode};
 use serde_json::json;
@@ -21,6 +21,7 @@ use super::tasks::ToAll;
 use crate::app::App;
 use crate::failure::{Failure, Reply};
 use crate::quota::used_in;
+use crate::records::Meant;
 use crate::{forward, rules};
 
 /// The projects that the caller sees.
@@ -123,7 +124,7 @@ pub async fn resume(call: ProjectCall) -> Reply {
 #[utoipa::path(post, path = "/v1/projects/{project}/wait", operation_id = "wait_project", tag = "projects",
     params(("project" = String, Path, description = "Its way from the root, percent-encoded.")),
     request_body(content = Option<TaskWaitRequest>, description = "May be empty."),
-    responses((status = 200, description = "None lives any more.", body = Object)))]
+    responses((status = 200, description = "None is known to live any more; those on nodes that are lost are counted.", body = TaskWaited)))]
 pub async fn wait(call: ProjectCall) -> Reply {
     let project = call.project.clone();
     call.told_to_all("wait").await?.wait(&format!("project {project}"), json!({ "project": project })).await
@@ -159,7 +160,8 @@ impl ProjectCall {
         let mut headers = HeaderMap::new();
         behalf.write(&mut headers);
         let body = forward::whole(call.request.into_body()).await?;
-        Ok(ToAll { app: call.app, headers, path: format!("/internal/sandboxes/{what}"), body })
+        let meant = Meant { task: None, scope: behalf.may.clone() };
+        Ok(ToAll { app: call.app, headers, path: format!("/internal/sandboxes/{what}"), body, meant })
     }
 }
 

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use dsec_proto::rest::{CreateSandboxRequest, PackRequest, Packed, Sandbox, SandboxList, StopRequest};
+use dsec_proto::rest::{
+    CreateSandboxRequest, NodeHealth, PackRequest, Packed, Sandbox, SandboxList, StopRequest,
+};
 use utoipa::IntoParams;
 
-use super::{Call, SandboxCall, lists};
+use super::{Call, SandboxCall, listing, lists};
 use crate::create::{Create, Needs, attempt, idempotency_key};
 use crate::failure::Reply;
 use crate::forward::{self, BodyKind};
@@ -15,7 +17,7 @@ use crate::forward::{self, BodyKind};
 #[into_params(parameter_in = Query)]
 #[expect(dead_code, reason = "documents what the nodes parse")]
 pub(crate) struct ListQuery {
-    /// Only these states (`creating`, `running`, `stopping`, `stopped`, `failed`); may be repeated: any of them.
+    /// Only these states (`creating`, `running`, `stopping`, `stopped`, `failed`, `lost`); may be repeated: any of them.
     state: Option<Vec<String>>,
     /// Only those of this job.
     task_id: Option<String>,
@@ -74,20 +76,26 @@ pub async fn create(call: Call) -> Reply {
 /// Lists sandboxes, newest first. Ended ones stay listed for an hour.
 #[utoipa::path(get, path = "/v1/sandboxes", operation_id = "list_sandboxes", tag = "sandboxes",
     params(ListQuery),
-    responses((status = 200, description = "A page.", body = SandboxList)))]
+    responses((status = 200, description = "A page. `x-dsec-unreachable-nodes` names the nodes that do not answer: of their sandboxes what was last heard is there, with less in it; those of a lost node that had not ended are `lost`. Of a lost node that was not heard of since this server started nothing is known.", body = SandboxList,
+        headers(("x-dsec-unreachable-nodes" = String, description = "Comma-separated; missing when every node answers.")))))]
 pub async fn list(call: Call) -> Reply {
-    match call.app.nodes.only() {
-        Some(node) => call.forward(&node, BodyKind::Raw).await,
-        None => lists::sandboxes(call).await,
+    match call.app.nodes.only_placed() {
+        // Its own list is all there is.
+        Some((at, node)) if call.app.nodes.watched.standing(at).health == NodeHealth::Well => {
+            call.forward(&node, BodyKind::Raw).await
+        }
+        _ => listing::sandboxes(call).await,
     }
 }
 
 /// One sandbox, with what it uses now.
+///
+/// Of one whose node is lost, what was last heard of it, in the state `lost`. Waiting for a state of it is `unavailable` then.
 #[utoipa::path(get, path = "/v1/sandboxes/{id}", operation_id = "get_sandbox", tag = "sandboxes",
     params(("id" = String, Path, description = "The sandbox."), GetQuery),
     responses((status = 200, description = "Its record.", body = Sandbox)))]
 pub async fn get(call: SandboxCall) -> Reply {
-    call.forward().await
+    call.look().await
 }
 
 /// Ends a sandbox and waits until nothing is left of it.

@@ -9,14 +9,15 @@ use std::sync::{Arc, Mutex};
 
 use axum::body::Body;
 use axum::extract::ws::WebSocketUpgrade;
-use axum::extract::{FromRequestParts, Request, State};
+use axum::extract::{FromRequestParts, Query, Request, State as Shared};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use bytes::Bytes;
-use dsec_model::ErrorKind;
+use dsec_model::{ErrorKind, Journal, SandboxId, State, TaskId};
 use dsec_proto::rest::{
-    ApiError, BlobContent, FenceRequest, Fenced, HeldLayer, Image, ImageList, LayerContent, LayerOnNode,
-    NodeStatus, NodeUsage, PrefetchEvent, Sandbox, SandboxList,
+    ApiError, BlobContent, CHANGES_MAX, FenceRequest, Fenced, HeldLayer, Image, ImageList, LayerContent,
+    LayerOnNode, NodeStatus, NodeUsage, Position, PrefetchEvent, Sandbox, SandboxChange, SandboxChanges,
+    SandboxFilter, SandboxForgotten, SandboxList, SandboxOwner, SandboxShape, SandboxesById, Task, TaskList,
 };
 use futures_util::{StreamExt, stream};
 use http::StatusCode;
@@ -70,6 +71,18 @@ pub(crate) struct Notes {
     pub(crate) brought: Mutex<BTreeSet<String>>,
     /// What it lists, newest first.
     pub(crate) sandboxes: Mutex<Vec<Sandbox>>,
+    /// It is of a version that does not tell of its sandboxes.
+    pub(crate) old: AtomicBool,
+    /// It takes requests and answers none.
+    pub(crate) hung: AtomicBool,
+    /// Which start of it counts.
+    pub(crate) epoch: AtomicUsize,
+    /// What of its sandboxes it told.
+    journal: Mutex<Journal<SandboxId, (u64, State)>>,
+    /// Changes of one answer.
+    pub(crate) changes_max: AtomicUsize,
+    /// Sandboxes that it was asked for by their ids.
+    pub(crate) asked_by_id: AtomicUsize,
 }
 
 /// A node on a Unix socket.
@@ -101,6 +114,12 @@ impl FakeEdge {
             unreadable: Mutex::default(),
             brought: Mutex::default(),
             sandboxes: Mutex::new(Vec::new()),
+            old: AtomicBool::new(false),
+            hung: AtomicBool::new(false),
+            epoch: AtomicUsize::new(0),
+            journal: Mutex::default(),
+            changes_max: AtomicUsize::new(CHANGES_MAX),
+            asked_by_id: AtomicUsize::new(0),
         });
         let socket = dir.join(format!("{name}.sock"));
         let task = serve(&socket, Arc::clone(&notes));
@@ -115,6 +134,8 @@ impl FakeEdge {
 
     /// Starts it again on the same socket.
     pub(crate) fn restart(&mut self) {
+        self.notes.epoch.fetch_add(1, Ordering::SeqCst);
+        *self.notes.journal.lock().unwrap() = Journal::default();
         self.task = serve(&self.socket, Arc::clone(&self.notes));
     }
 
@@ -166,8 +187,16 @@ impl Drop for Abandoned {
     }
 }
 
-async fn handle(State(notes): State<Arc<Notes>>, request: Request) -> Response {
+async fn handle(Shared(notes): Shared<Arc<Notes>>, request: Request) -> Response {
+    if notes.hung.load(Ordering::SeqCst) {
+        pending::<()>().await;
+    }
+    let is_old = notes.old.load(Ordering::SeqCst);
     match request.uri().path() {
+        "/internal/sandboxes/changes" if !is_old => return changes(&notes, &request),
+        "/internal/sandboxes/get" if !is_old => return by_id(&notes, request).await,
+        "/internal/sandboxes/changes" | "/internal/sandboxes/get" => return no_path(),
+        "/v1/tasks" => return tasks(&notes),
         "/healthz" => return Json(json!({ "status": "ok" })).into_response(),
         "/v1/nodes" => return Json(json!({ "nodes": [status(&notes)] })).into_response(),
         "/internal/keys/fence" => return fence(&notes, request).await,
@@ -362,16 +391,92 @@ async fn sandboxes(notes: &Notes, request: Request) -> Response {
         *response.status_mut() = StatusCode::CREATED;
         return response;
     }
-    // Its cursor is the place in the list.
-    let query = request.uri().query().unwrap_or_default().to_owned();
-    let number = |name: &str| {
-        query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('=')?.parse::<usize>().ok())
+    let uri = request.uri().clone();
+    let pairs = Query::<Vec<(String, String)>>::try_from_uri(&uri).unwrap();
+    let filter = match SandboxFilter::of(pairs.0) {
+        Ok(filter) => filter,
+        Err(error) => return (StatusCode::BAD_REQUEST, Json(*error.0)).into_response(),
     };
-    let (from, limit) = (number("cursor").unwrap_or(0), number("limit").unwrap_or(100));
-    let all = notes.sandboxes.lock().unwrap().clone();
-    let page: Vec<Sandbox> = all.iter().skip(from).take(limit).cloned().collect();
-    let next_cursor = (from + page.len() < all.len()).then(|| (from + page.len()).to_string());
-    Json(SandboxList { sandboxes: page, next_cursor }).into_response()
+    let mut all = notes.sandboxes.lock().unwrap().clone();
+    all.retain(|sandbox| filter.takes_after_cursor(sandbox));
+    all.sort_by_key(Position::of);
+    let more = all.len() > filter.limit();
+    all.truncate(filter.limit());
+    let next_cursor = all.last().filter(|_| more).map(|last| Position::of(last).to_string());
+    Json(SandboxList { sandboxes: all, next_cursor }).into_response()
+}
+
+fn no_path() -> Response {
+    let body = json!({ "code": "not_found", "message": "no such path", "detail": {}, "hint": "" });
+    (StatusCode::NOT_FOUND, Json(body)).into_response()
+}
+
+/// Tells of its sandboxes as an edge does, each with an owner and a shape of its own.
+fn changes(notes: &Notes, request: &Request) -> Response {
+    let query = Query::<BTreeMap<String, String>>::try_from_uri(request.uri()).unwrap().0;
+    let epoch = format!("e{}", notes.epoch.load(Ordering::SeqCst));
+    let since = if query["epoch"] == epoch { query["since"].parse().unwrap() } else { 0 };
+    let sandboxes = notes.sandboxes.lock().unwrap();
+    let mut journal = notes.journal.lock().unwrap();
+    journal.compare(sandboxes.iter().map(|it| (&it.id, (it.created_ms, it.state))));
+    let page = journal.after(since, notes.changes_max.load(Ordering::SeqCst));
+    let mut told = SandboxChanges {
+        epoch,
+        seq: page.upto,
+        more: page.more,
+        whole: page.whole,
+        forgotten: page
+            .gone
+            .into_iter()
+            .map(|(id, (created_ms, _))| SandboxForgotten { id, created_ms })
+            .collect(),
+        ..SandboxChanges::default()
+    };
+    for (number, id) in page.changed.iter().enumerate() {
+        let it = sandboxes.iter().find(|it| it.id == *id).unwrap();
+        told.owners.push(SandboxOwner {
+            project: it.project.clone(),
+            task_id: it.task_id.clone(),
+            backend: it.backend.clone(),
+        });
+        told.shapes.push(SandboxShape {
+            image: it.image.clone(),
+            image_digest: it.image_digest.clone(),
+            limits: it.limits.clone(),
+            init_user: it.init_user.clone(),
+        });
+        told.changed.push(SandboxChange {
+            id: it.id.clone(),
+            owner: number,
+            shape: number,
+            labels: Some(it.labels.clone()),
+            state: it.state,
+            reason: it.reason.clone(),
+            created_ms: it.created_ms,
+            running_ms: it.running_ms,
+            ended_ms: it.ended_ms,
+        });
+    }
+    Json(told).into_response()
+}
+
+fn tasks(notes: &Notes) -> Response {
+    let mut tasks: BTreeMap<TaskId, Task> = BTreeMap::new();
+    for it in notes.sandboxes.lock().unwrap().iter() {
+        let Some(task_id) = &it.task_id else { continue };
+        let task = tasks.entry(task_id.clone()).or_insert_with(|| Task::new(task_id.clone(), it.created_ms));
+        task.count(&it.node, &it.project, it.state, it.created_ms);
+    }
+    Json(TaskList { tasks: tasks.into_values().collect() }).into_response()
+}
+
+async fn by_id(notes: &Notes, request: Request) -> Response {
+    let body = request.into_body().collect().await.unwrap().to_bytes();
+    let asked: SandboxesById = serde_json::from_slice(&body).unwrap();
+    notes.asked_by_id.fetch_add(asked.ids.len(), Ordering::SeqCst);
+    let all = notes.sandboxes.lock().unwrap();
+    let found = asked.ids.iter().filter_map(|id| all.iter().find(|it| it.id == *id)).cloned().collect();
+    Json(SandboxList { sandboxes: found, next_cursor: None }).into_response()
 }
 
 fn status(notes: &Notes) -> NodeStatus {
@@ -389,7 +494,7 @@ fn status(notes: &Notes) -> NodeStatus {
         architecture: "x86_64".to_owned(),
         sandboxes_max: 100,
         pool: notes.pool.lock().unwrap().parse().unwrap(),
-        labels: std::collections::BTreeMap::new(),
+        labels: BTreeMap::new(),
         store: notes.store.lock().unwrap().clone(),
         features: Vec::new(),
         scheduling: Default::default(),

@@ -3,15 +3,19 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use dsec_control::app::App;
 use dsec_control::config::{ConfigFile, NodeEntry, Tls};
 use dsec_control::keys::FileKeys;
+use dsec_control::records::Meant;
 use dsec_control::server::Door;
 use dsec_control::tls::PublicTls;
 use dsec_control::{api, server};
+use dsec_model::iam::Scope;
+use dsec_proto::rest::NodeKnown;
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -41,6 +45,7 @@ pub(crate) struct Control {
     pub(crate) stop: CancellationToken,
     pub(crate) served: JoinHandle<()>,
     pub(crate) dir: TempDir,
+    pub(crate) app: Arc<App>,
 }
 
 pub(crate) fn key_line(id: &str, key: &str) -> String {
@@ -96,14 +101,47 @@ impl Control {
         if nodes > 1 {
             app.nodes.watched.gathered().await;
         }
+        // Those that answer have been asked for all there is, so that no connection is made for that later.
+        for (at, edge) in edges.iter().enumerate().filter(|(_, edge)| !edge.notes.hung.load(Ordering::SeqCst))
+        {
+            until("what the node tells", async || match app.nodes.records.known(at) {
+                NodeKnown::Gathering => Err(edge.notes.name.clone()),
+                _ => Ok(()),
+            })
+            .await;
+        }
         let router = api::router(Arc::clone(&app));
         let tls = tls(dir.path()).map(|source| Arc::new(PublicTls::open(&source).unwrap()));
         if let Some(tls) = tls.clone() {
             tokio::spawn(async move { tls.follow().await });
         }
         let door = Door::from(listener).with_tls(tls);
-        let served = tokio::spawn(server::serve(door, app, router, stop.clone()));
-        Self { address, edges, stop, served, dir }
+        let served = tokio::spawn(server::serve(door, Arc::clone(&app), router, stop.clone()));
+        Self { address, edges, stop, served, dir, app }
+    }
+
+    /// Has the server miss so many reports of the node at a place, which does not answer any more, that it is lost.
+    pub(crate) async fn lose(&self, at: usize) {
+        let is_lost = || self.app.nodes.watched.standing(at).is_lost();
+        while !is_lost() {
+            while !is_lost() {
+                self.app.nodes.watched.note(at, 0, None);
+            }
+            // A report may have been on its way.
+            tokio::time::sleep(Duration::from_millis(30)).await;
+        }
+    }
+
+    /// Waits until the server has been told of this many sandboxes of the node at a place.
+    pub(crate) async fn told(&self, at: usize, count: u64) {
+        let meant = Meant { task: None, scope: Scope::everything() };
+        until("what the server is told of sandboxes", async || {
+            let standing = self.app.nodes.watched.standing(at);
+            let counts = self.app.nodes.records.counts(at, standing, &meant);
+            let all = counts.map(|counts| counts.iter().map(|(_, counts)| counts.all()).sum::<u64>());
+            if all == Some(count) { Ok(()) } else { Err(all) }
+        })
+        .await;
     }
 
     pub(crate) fn keys_file(&self) -> PathBuf {

@@ -1,16 +1,20 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 
 use dsec_model::Limits;
 use dsec_proto::rest::{Sandbox, SandboxLimits, SandboxList};
 use http::StatusCode;
+use serde_json::json;
 
+use crate::edge::FakeEdge;
 use crate::harness::{Control, get};
 
-fn sandbox(node: &str, number: usize, created_ms: u64) -> Sandbox {
+pub(crate) fn sandbox(node: &str, number: usize, created_ms: u64) -> Sandbox {
     Sandbox {
         id: format!("sb-{node}-{number}").parse().unwrap(),
         state: dsec_model::State::Running,
         reason: None,
+        lost: None,
         backend: "container".to_owned(),
         image: "debian".to_owned(),
         layers: Vec::new(),
@@ -32,11 +36,18 @@ fn sandbox(node: &str, number: usize, created_ms: u64) -> Sandbox {
 }
 
 /// Gives each node so many sandboxes, with times that often meet.
-fn fill(control: &Control, counts: &[usize]) {
+pub(crate) fn fill(control: &Control, counts: &[usize]) {
+    fill_with(control, counts, |_, _| {});
+}
+
+/// The same, of which something is changed before anybody sees them.
+pub(crate) fn fill_with(control: &Control, counts: &[usize], change: impl Fn(&str, &mut Vec<Sandbox>)) {
     for (edge, count) in control.edges.iter().zip(counts) {
         let name = &edge.notes.name;
-        *edge.notes.sandboxes.lock().unwrap() =
-            (0..*count).rev().map(|number| sandbox(name, number, 1000 + number as u64 / 3)).collect();
+        let of_number = |number| sandbox(name, number, 1000 + number as u64 / 3);
+        let mut sandboxes = (0..*count).rev().map(of_number).collect();
+        change(name, &mut sandboxes);
+        *edge.notes.sandboxes.lock().unwrap() = sandboxes;
     }
 }
 
@@ -91,8 +102,41 @@ async fn sandboxes_made_between_two_pages_shift_nothing() {
 }
 
 #[tokio::test]
-async fn a_list_with_a_hole_is_a_failure_and_the_nodes_list_names_the_hole() {
-    let mut control = Control::start(2).await;
+async fn a_page_asks_each_node_for_those_that_it_has_of_it() {
+    let control = Control::start(3).await;
+    fill(&control, &[40, 40, 40]);
+    assert_eq!(page(&control, 12, None).await.sandboxes.len(), 12);
+    let asked: usize = control.edges.iter().map(|edge| edge.notes.asked_by_id.load(Ordering::SeqCst)).sum();
+    assert_eq!(asked, 12);
+}
+
+#[tokio::test]
+async fn nodes_that_do_not_tell_of_their_sandboxes_are_asked_for_a_page() {
+    let control = Control::start(3).await;
+    control.edges[1].notes.old.store(true, Ordering::SeqCst);
+    fill(&control, &[10, 12, 14]);
+    let (mut ids, mut cursor) = (BTreeSet::new(), None);
+    loop {
+        let got = page(&control, 5, cursor.as_deref()).await;
+        ids.extend(got.sandboxes.into_iter().map(|sandbox| sandbox.id));
+        cursor = got.next_cursor;
+        if cursor.is_none() {
+            break;
+        }
+    }
+    assert_eq!(ids.len(), 36);
+    // A word that it does not know is not sent there.
+    let lost = control.ask(get("/v1/sandboxes?state=lost")).await;
+    assert_eq!((lost.status, lost.json()["sandboxes"].as_array().unwrap().len()), (StatusCode::OK, 0));
+    let counts = control.ask(get("/v1/counts")).await.json();
+    assert_eq!((&counts["uncounted"], &counts["gathering"]), (&json!(["n2"]), &json!(false)));
+    assert_eq!(counts["nodes"]["n2"]["known"], "untold");
+}
+
+#[tokio::test]
+async fn a_list_with_an_unknown_hole_is_a_failure_and_the_nodes_list_names_it() {
+    let make_old = |edges: &[FakeEdge]| edges[1].notes.old.store(true, Ordering::SeqCst);
+    let mut control = Control::start_as(2, |_| {}, |_| None, make_old).await;
     fill(&control, &[3, 3]);
     control.edges[1].kill().await;
     let answer = control.ask(get("/v1/sandboxes")).await;

@@ -8,6 +8,7 @@ mod forwarding;
 mod harness;
 mod layers;
 mod lists;
+mod lost;
 mod overhead;
 mod placement;
 mod pools;

@@ -14,6 +14,7 @@ mod layers;
 mod nodes;
 mod packs;
 mod ports;
+mod records;
 mod releases;
 mod sandboxes;
 mod sessions;
@@ -114,6 +115,8 @@ fn paths() -> Router<Arc<Node>> {
         .route("/v1/tasks/{task}/pause", post(tasks::pause))
         .route("/v1/tasks/{task}/resume", post(tasks::pause))
         .route("/v1/tasks/{task}/wait", post(tasks::wait))
+        .route("/internal/sandboxes/changes", get(records::changes))
+        .route("/internal/sandboxes/get", post(records::by_id))
         .route("/internal/sandboxes/stop", post(tasks::stop_all))
         .route("/internal/sandboxes/pause", post(tasks::pause_all))
         .route("/internal/sandboxes/resume", post(tasks::pause_all))

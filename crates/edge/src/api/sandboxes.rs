@@ -10,15 +10,14 @@ use axum::extract::{RawQuery, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use dsec_image::layer::LayerId;
-use dsec_model::iam::ProjectPath;
-use dsec_model::{EndReason, ErrorKind, SandboxId, State as Life, TaskId};
+use dsec_model::{EndReason, ErrorKind};
 use dsec_proto::rest::{
     ApiError, CreateSandboxRequest, FenceRequest, Fenced, GRACE_MAX_MS, IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_KEY,
-    PAGE_DEFAULT, PAGE_MAX, Sandbox, SandboxList, StopRequest, WAIT_DEFAULT_MS, WAIT_MAX_MS,
+    Position, Sandbox, SandboxFilter, SandboxList, StopRequest, WAIT_DEFAULT_MS, WAIT_MAX_MS, parse_state,
 };
 use serde::Deserialize;
 
-use super::{Answer, Caller, Failure, Json, OptionalJson, Params, PathOf, Shared, json, ndjson, tasks};
+use super::{Answer, Caller, Failure, Json, OptionalJson, Params, PathOf, Shared, json, ndjson};
 use crate::error::{internal, invalid, invalid_field};
 use crate::idempotency::StoredKey;
 use crate::node::Node;
@@ -65,102 +64,39 @@ pub(super) async fn fence(
     Ok(json(StatusCode::OK, &Fenced { known }))
 }
 
-/// A list's query. Written out by hand because keys repeat.
-#[derive(Default)]
-struct Filter {
-    states: Vec<Life>,
-    task: Option<TaskId>,
-    project: Option<ProjectPath>,
-    labels: Vec<(String, String)>,
-    limit: Option<usize>,
-    cursor: Option<(u64, SandboxId)>,
-    usage: bool,
-    content: bool,
-}
-
-impl Filter {
-    fn parse(query: &str) -> Result<Self, ApiError> {
-        let uri = axum::http::Uri::builder().path_and_query(format!("/?{query}")).build();
-        let pairs = uri.ok().and_then(|uri| {
-            axum::extract::Query::<Vec<(String, String)>>::try_from_uri(&uri).ok().map(|query| query.0)
-        });
-        let mut filter = Self::default();
-        for (key, value) in pairs.ok_or_else(|| invalid("the query is not valid"))? {
-            match key.as_str() {
-                "state" => filter.states.push(parse_state("state", &value)?),
-                "task_id" => filter.task = Some(tasks::parse(&value)?),
-                "project" => {
-                    let project = value.parse().map_err(|e: dsec_model::iam::ProjectError| {
-                        invalid_field("project", e.to_string())
-                    })?;
-                    filter.project = Some(project);
-                }
-                "label" => {
-                    let pair = value.split_once('=').ok_or_else(|| {
-                        invalid_field("label", format!("label is {value:?}; it must look like key=value"))
-                    })?;
-                    filter.labels.push((pair.0.to_owned(), pair.1.to_owned()));
-                }
-                "limit" => {
-                    let limit = value.parse().ok().filter(|n| (1..=PAGE_MAX).contains(n));
-                    filter.limit = Some(limit.ok_or_else(|| {
-                        invalid_field("limit", format!("limit is {value:?}; it must be 1 to {PAGE_MAX}"))
-                    })?);
-                }
-                "cursor" => {
-                    let cursor =
-                        value.split_once('.').and_then(|(at, id)| Some((at.parse().ok()?, id.parse().ok()?)));
-                    filter.cursor = Some(cursor.ok_or_else(|| {
-                        invalid_field("cursor", format!("cursor is {value:?}; give a next_cursor as it came"))
-                    })?);
-                }
-                "usage" => filter.usage = parse_flag("usage", &value)?,
-                "content" => filter.content = parse_flag("content", &value)?,
-                other => return Err(invalid_field(other, format!("the query has no parameter {other:?}"))),
-            }
-        }
-        Ok(filter)
-    }
-
-    fn takes(&self, sandbox: &Sandbox) -> bool {
-        (self.states.is_empty() || self.states.contains(&sandbox.state))
-            && self.task.as_ref().is_none_or(|task| sandbox.task_id.as_ref() == Some(task))
-            && self.project.as_ref().is_none_or(|project| sandbox.project.is_within(project))
-            && self.labels.iter().all(|(key, value)| sandbox.labels.get(key) == Some(value))
-            && self
-                .cursor
-                .as_ref()
-                .is_none_or(|(at, id)| (Reverse(sandbox.created_ms), &sandbox.id) > (Reverse(*at), id))
-    }
-}
-
-fn parse_flag(field: &str, text: &str) -> Result<bool, ApiError> {
-    text.parse().map_err(|_| invalid_field(field, format!("{field} is {text:?}; it must be true or false")))
-}
-
-fn parse_state(field: &str, text: &str) -> Result<Life, ApiError> {
-    serde_json::from_value(serde_json::Value::String(text.to_owned())).map_err(|_| {
-        invalid_field(
-            field,
-            format!("{field} is {text:?}; it must be creating, running, stopping, stopped or failed"),
-        )
-    })
+/// A list's query: its keys repeat.
+fn filter(query: &str) -> Result<SandboxFilter, ApiError> {
+    let uri = axum::http::Uri::builder().path_and_query(format!("/?{query}")).build();
+    let pairs = uri.ok().and_then(|uri| {
+        axum::extract::Query::<Vec<(String, String)>>::try_from_uri(&uri).ok().map(|query| query.0)
+    });
+    SandboxFilter::of(pairs.ok_or_else(|| invalid("the query is not valid"))?)
 }
 
 pub(super) async fn list(State(node): Shared, caller: Caller, RawQuery(query): RawQuery) -> Answer {
-    let filter = Filter::parse(&query.unwrap_or_default())?;
+    let filter = filter(&query.unwrap_or_default())?;
     let mut found: Vec<(Arc<Sandbox>, Arc<Handle>)> =
         node.registry.all().into_iter().map(|handle| (handle.record(), handle)).collect();
-    found.retain(|(record, _)| caller.sees.has(&record.project) && filter.takes(record));
+    found.retain(|(record, _)| caller.sees.has(&record.project) && filter.takes_after_cursor(record));
     found.sort_unstable_by(|(a, _), (b, _)| {
         (Reverse(a.created_ms), &a.id).cmp(&(Reverse(b.created_ms), &b.id))
     });
-    let limit = filter.limit.unwrap_or(PAGE_DEFAULT);
+    let limit = filter.limit();
     let more = found.len() > limit;
     found.truncate(limit);
-    let next_cursor =
-        found.last().filter(|_| more).map(|(last, _)| format!("{}.{}", last.created_ms, last.id));
-    let mut sandboxes: Vec<Sandbox> = if filter.usage {
+    let next_cursor = found.last().filter(|_| more).map(|(last, _)| Position::of(last).to_string());
+    let sandboxes = shown(&node, found, filter.usage, filter.content).await?;
+    Ok(json(StatusCode::OK, &SandboxList { sandboxes, next_cursor }))
+}
+
+/// Records as a list has them, with as much as was asked for.
+pub(super) async fn shown(
+    node: &Node,
+    found: Vec<(Arc<Sandbox>, Arc<Handle>)>,
+    usage: bool,
+    content: bool,
+) -> Result<Vec<Sandbox>, ApiError> {
+    let mut sandboxes: Vec<Sandbox> = if usage {
         let read = tokio::task::spawn_blocking(move || {
             found.iter().map(|(record, handle)| with_usage(handle, record)).collect()
         });
@@ -168,10 +104,10 @@ pub(super) async fn list(State(node): Shared, caller: Caller, RawQuery(query): R
     } else {
         found.iter().map(|(record, _)| Sandbox { usage: None, ..Sandbox::clone(record) }).collect()
     };
-    if filter.content {
-        add_content(&node, &mut sandboxes).await;
+    if content {
+        add_content(node, &mut sandboxes).await;
     }
-    Ok(json(StatusCode::OK, &SandboxList { sandboxes, next_cursor }))
+    Ok(sandboxes)
 }
 
 /// Says of the layers what of their content is on the node.

@@ -1,6 +1,6 @@
 //! What concerns all sandboxes of a task on this node.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use dsec_model::{EndReason, ErrorKind, TaskId};
 use dsec_proto::rest::{
-    ApiError, GRACE_MAX_MS, StateCounts, StopRequest, Task, TaskFailure, TaskList, TaskOutcome,
-    TaskWaitRequest, WAIT_DEFAULT_MS, WAIT_MAX_MS,
+    ApiError, GRACE_MAX_MS, StopRequest, Task, TaskFailure, TaskList, TaskOutcome, TaskWaitRequest,
+    WAIT_DEFAULT_MS, WAIT_MAX_MS,
 };
 use futures_util::future::join_all;
 use serde::Deserialize;
@@ -37,24 +37,9 @@ pub(super) async fn list(State(node): Shared, caller: Caller, Params(asked): Par
         if asked.as_ref().is_some_and(|asked| asked != task_id) || !caller.sees.has(&record.project) {
             continue;
         }
-        let mut sandboxes = StateCounts::default();
-        sandboxes.count(record.state);
-        let living = sandboxes.living();
-        let task = tasks.entry(task_id.clone()).or_insert_with(|| Task {
-            task_id: task_id.clone(),
-            projects: BTreeSet::new(),
-            sandboxes: StateCounts::default(),
-            nodes: BTreeMap::new(),
-            first_created_ms: record.created_ms,
-            last_created_ms: record.created_ms,
-        });
-        task.projects.insert(record.project.clone());
-        task.sandboxes += sandboxes;
-        if living > 0 {
-            *task.nodes.entry(record.node.clone()).or_default() += living;
-        }
-        task.first_created_ms = task.first_created_ms.min(record.created_ms);
-        task.last_created_ms = task.last_created_ms.max(record.created_ms);
+        let new = || Task::new(task_id.clone(), record.created_ms);
+        let task = tasks.entry(task_id.clone()).or_insert_with(new);
+        task.count(&record.node, &record.project, record.state, record.created_ms);
     }
     Ok(answer(StatusCode::OK, &TaskList { tasks: tasks.into_values().collect() }))
 }

@@ -211,6 +211,7 @@ async fn prepare(
         id: id.clone(),
         state: State::Creating,
         reason: None,
+        lost: None,
         backend: request.backend.clone(),
         image: request.container_image.clone(),
         image_digest: shown.first().map(|layer| layer.id.clone()).unwrap_or_default(),

@@ -118,6 +118,8 @@ impl Traffic {
 pub struct Handle {
     /// Its id.
     pub id: SandboxId,
+    /// When its create arrived, Unix ms.
+    pub created_ms: u64,
     /// Who uses it and when last.
     pub activity: Arc<Activity>,
     /// What happened to it.
@@ -139,6 +141,7 @@ impl Handle {
         let (mailbox, receiver) = mpsc::channel(MAILBOX);
         let handle = Arc::new(Self {
             id: record.id.clone(),
+            created_ms: record.created_ms,
             activity: Arc::new(Activity::new(record.last_active_ms)),
             events: Arc::new(EventRing::default()),
             traffic: Traffic::restored(record.usage.as_ref()),

@@ -9,6 +9,7 @@ mod filler;
 mod images;
 mod layers;
 mod ports;
+mod records;
 mod refused;
 mod releases;
 mod restart;

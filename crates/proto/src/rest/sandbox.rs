@@ -186,6 +186,17 @@ pub struct LaunchPhase {
     pub us: u64,
 }
 
+/// Of a sandbox whose node is lost: what was last heard. Whether it still runs nobody knows; a node that was cut off says so when it
+/// is back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Lost {
+    /// Its state of then.
+    #[schema(value_type = String, example = "running")]
+    pub last_state: State,
+    /// When its node was last heard of, Unix ms.
+    pub heard_ms: u64,
+}
+
 /// The record of a sandbox.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Sandbox {
@@ -199,6 +210,9 @@ pub struct Sandbox {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     pub reason: Option<EndReason>,
+    /// Of one in the state `lost`. Its record then has no layers, launch phases and usage.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lost: Option<Lost>,
     /// `container`.
     pub backend: String,
     /// The image's name as it was asked for.

@@ -27,6 +27,14 @@ pub struct StateCounts {
     pub stopped: u64,
     /// Ended by a failure.
     pub failed: u64,
+    /// Not known: they had not ended when their node was last heard of, and it is lost.
+    #[serde(skip_serializing_if = "is_none")]
+    pub lost: u64,
+}
+
+/// Most have none.
+fn is_none(lost: &u64) -> bool {
+    *lost == 0
 }
 
 impl StateCounts {
@@ -38,12 +46,18 @@ impl StateCounts {
             State::Stopping => &mut self.stopping,
             State::Stopped => &mut self.stopped,
             State::Failed => &mut self.failed,
+            State::Lost => &mut self.lost,
         } += 1;
     }
 
-    /// Those that have not ended.
+    /// Those that have not ended. Of those that are lost nobody knows.
     pub fn living(&self) -> u64 {
         self.creating + self.running + self.stopping
+    }
+
+    /// All of them.
+    pub fn all(&self) -> u64 {
+        self.living() + self.stopped + self.failed + self.lost
     }
 }
 
@@ -54,6 +68,7 @@ impl AddAssign for StateCounts {
         self.stopping += other.stopping;
         self.stopped += other.stopped;
         self.failed += other.failed;
+        self.lost += other.lost;
     }
 }
 
@@ -78,6 +93,33 @@ pub struct Task {
 }
 
 impl Task {
+    /// A task of which no sandbox is counted yet, the first of which was created then, Unix ms.
+    pub fn new(task_id: TaskId, created_ms: u64) -> Self {
+        Self {
+            task_id,
+            projects: BTreeSet::new(),
+            sandboxes: StateCounts::default(),
+            nodes: BTreeMap::new(),
+            first_created_ms: created_ms,
+            last_created_ms: created_ms,
+        }
+    }
+
+    /// One of its sandboxes.
+    pub fn count(&mut self, node: &str, project: &ProjectPath, state: State, created_ms: u64) {
+        let mut one = StateCounts::default();
+        one.count(state);
+        if one.living() > 0 {
+            *self.nodes.entry(node.to_owned()).or_default() += 1;
+        }
+        self.sandboxes += one;
+        if !self.projects.contains(project) {
+            self.projects.insert(project.clone());
+        }
+        self.first_created_ms = self.first_created_ms.min(created_ms);
+        self.last_created_ms = self.last_created_ms.max(created_ms);
+    }
+
     /// Adds what another node knows of it.
     pub fn merge(&mut self, other: Self) {
         self.projects.extend(other.projects);
@@ -102,6 +144,15 @@ pub struct TaskWaitRequest {
     /// How long, ms, at most an hour; then `deadline_exceeded`. Default: 60,000.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout_ms: Option<u64>,
+}
+
+/// What a wait for the end of sandboxes came to: none is known to live any more.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct TaskWaited {
+    /// Those that are lost with their nodes, which nobody waits for: they may live, and may be back.
+    #[serde(skip_serializing_if = "is_none")]
+    pub lost: u64,
 }
 
 /// What could not be done.

@@ -1,7 +1,7 @@
 //! What a simulated node answers, in the shapes of the API.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -9,9 +9,10 @@ use dsec_model::admission::Demand;
 use dsec_model::iam::ProjectPath;
 use dsec_model::{EndReason, ErrorKind, Limits, SandboxId, State, TaskId};
 use dsec_proto::rest::{
-    ApiError, BACKEND_CONTAINER, CreateSandboxRequest, FenceRequest, Fenced, IDEMPOTENCY_ATTEMPT,
-    IDEMPOTENCY_KEY, LAYER_BASE, LaunchPhase, PAGE_DEFAULT, PAGE_MAX, Sandbox as Record, SandboxLayer,
-    SandboxLimits, SandboxList, Task, TaskList, TaskOutcome, TaskWaitRequest, WAIT_DEFAULT_MS, status_of,
+    ApiError, BACKEND_CONTAINER, CHANGES_MAX, CreateSandboxRequest, FenceRequest, Fenced,
+    IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_KEY, LAYER_BASE, LaunchPhase, PAGE_DEFAULT, PAGE_MAX, Sandbox as Record,
+    SandboxChange, SandboxChanges, SandboxForgotten, SandboxLayer, SandboxLimits, SandboxList, SandboxOwner,
+    SandboxShape, SandboxesById, Task, TaskList, TaskOutcome, TaskWaitRequest, WAIT_DEFAULT_MS, status_of,
 };
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full};
@@ -61,6 +62,8 @@ async fn route(edge: &Edge, method: &Method, path: &[&str], asked: Asked<'_>) ->
     match (method.as_str(), path) {
         ("POST", ["v1", "sandboxes"]) => create(edge, &asked).await,
         ("GET", ["v1", "sandboxes"]) => list(edge, asked.query),
+        ("GET", ["internal", "sandboxes", "changes"]) => changes(edge, asked.query),
+        ("POST", ["internal", "sandboxes", "get"]) => by_id(edge, &asked.body),
         ("GET", ["v1", "sandboxes", id]) => get(edge, id),
         ("POST", ["v1", "sandboxes", id, "stop"]) | ("DELETE", ["v1", "sandboxes", id]) => stop(edge, id),
         ("GET", ["v1", "nodes"]) => nodes(edge, asked.query),
@@ -179,6 +182,75 @@ fn list(edge: &Edge, query: &str) -> Answer {
     Ok(json_of(StatusCode::OK, &SandboxList { sandboxes, next_cursor }))
 }
 
+/// What has changed since a number. All that a simulated sandbox does is to be there and then not; its epoch is this process.
+fn changes(edge: &Edge, query: &str) -> Answer {
+    let epoch = std::process::id().to_string();
+    let since = number(query, "since").filter(|_| value(query, "epoch") == Some(&epoch)).unwrap_or_default();
+    let mut node = edge.node();
+    node.advance(unix_ms());
+    let page = {
+        let mut journal = edge.journal.lock().unwrap_or_else(PoisonError::into_inner);
+        journal.compare(node.sandboxes().iter().map(|(serial, sandbox)| (serial, sandbox.created_ms)));
+        journal.after(since, CHANGES_MAX)
+    };
+    let mut told = SandboxChanges {
+        epoch,
+        seq: page.upto,
+        more: page.more,
+        whole: page.whole,
+        ..SandboxChanges::default()
+    };
+    for (serial, created_ms) in page.gone {
+        told.forgotten.push(SandboxForgotten { id: id_of(&node, serial)?, created_ms });
+    }
+    let (mut owners, mut shapes) = (HashMap::new(), HashMap::new());
+    for serial in page.changed {
+        let Some(sandbox) = node.sandboxes().get(&serial) else { continue };
+        let Create { task, image, load, .. } = &sandbox.create;
+        let owner = *owners.entry(task).or_insert_with(|| {
+            told.owners.push(SandboxOwner {
+                project: ProjectPath::root(),
+                task_id: task.as_ref().and_then(|task| task.parse().ok()),
+                backend: BACKEND_CONTAINER.to_owned(),
+            });
+            told.owners.len() - 1
+        });
+        let shape =
+            *shapes.entry((image, load.asked.memory_mib, load.asked.cpu_millis)).or_insert_with(|| {
+                told.shapes.push(SandboxShape {
+                    image: image.to_string(),
+                    image_digest: "simulated".to_owned(),
+                    limits: limits_of(load),
+                    init_user: "root".to_owned(),
+                });
+                told.shapes.len() - 1
+            });
+        told.changed.push(SandboxChange {
+            id: id_of(&node, serial)?,
+            owner,
+            shape,
+            labels: Some(BTreeMap::new()),
+            state: State::Running,
+            reason: None,
+            created_ms: sandbox.created_ms,
+            running_ms: Some(sandbox.created_ms),
+            ended_ms: None,
+        });
+    }
+    Ok(json_of(StatusCode::OK, &told))
+}
+
+fn by_id(edge: &Edge, body: &[u8]) -> Answer {
+    let SandboxesById { ids, .. } = parsed(body)?;
+    let mut node = edge.node();
+    node.advance(unix_ms());
+    let serials = ids.iter().filter_map(|id| serial(&node, id.as_str()).ok());
+    let found = serials.filter_map(|serial| Some((serial, node.sandboxes().get(&serial)?)));
+    let sandboxes =
+        found.map(|(serial, sandbox)| record(&node, serial, sandbox)).collect::<Result<_, _>>()?;
+    Ok(json_of(StatusCode::OK, &SandboxList { sandboxes, next_cursor: None }))
+}
+
 fn nodes(edge: &Edge, query: &str) -> Answer {
     let mut status = edge.node().status(unix_ms());
     if value(query, "layers") != Some("true") {
@@ -255,18 +327,24 @@ async fn wait_for(time: Duration) {
     }
 }
 
+fn id_of(node: &Node, serial: u64) -> Result<SandboxId, ApiError> {
+    let id = format!("sb-{}-{serial}", node.name());
+    id.parse().map_err(|error: dsec_model::IdError| ApiError::new(ErrorKind::Internal, error.to_string()))
+}
+
+fn limits_of(load: &Load) -> SandboxLimits {
+    let Demand { memory_mib, cpu_millis } = load.asked;
+    SandboxLimits::from(&Limits { memory_mib, cpu_millis, ..Limits::default() })
+}
+
 /// The record of a sandbox, with as much in it as an edge's has.
 fn record(node: &Node, serial: u64, sandbox: &Sandbox) -> Result<Record, ApiError> {
     let Sandbox { create, created_ms, .. } = sandbox;
-    let asked = create.load.asked;
-    let limits = Limits { memory_mib: asked.memory_mib, cpu_millis: asked.cpu_millis, ..Limits::default() };
-    let id = format!("sb-{}-{serial}", node.name());
     Ok(Record {
-        id: id
-            .parse()
-            .map_err(|error: dsec_model::IdError| ApiError::new(ErrorKind::Internal, error.to_string()))?,
+        id: id_of(node, serial)?,
         state: State::Running,
         reason: None,
+        lost: None,
         backend: BACKEND_CONTAINER.to_owned(),
         image: create.image.to_string(),
         image_digest: "simulated".to_owned(),
@@ -278,7 +356,7 @@ fn record(node: &Node, serial: u64, sandbox: &Sandbox) -> Result<Record, ApiErro
         }],
         node: node.name().to_string(),
         project: ProjectPath::root(),
-        limits: SandboxLimits::from(&limits),
+        limits: limits_of(&create.load),
         init_user: "root".to_owned(),
         task_id: create.task.as_ref().and_then(|task| task.parse().ok()),
         labels: BTreeMap::new(),
@@ -337,7 +415,12 @@ mod tests {
 
     fn edge() -> Edge {
         let node = Node::new("n1".parse().unwrap(), Shape::default());
-        Edge { socket: "/nowhere".into(), node: Mutex::new(node), pace: Pace::default() }
+        Edge {
+            socket: "/nowhere".into(),
+            node: Mutex::new(node),
+            journal: Mutex::default(),
+            pace: Pace::default(),
+        }
     }
 
     async fn ask(
@@ -429,5 +512,25 @@ mod tests {
         let reports = ask(&node, "GET /v1/nodes?layers=true", &[], "").await.1;
         let report = &reports["nodes"][0];
         assert_eq!((&report["usage"]["running"], &report["layers"]), (&5.into(), &json!(["debian"])));
+    }
+
+    #[tokio::test]
+    async fn what_changed_is_told_once() {
+        let node = edge();
+        for _ in 0..3 {
+            ask(&node, "POST /v1/sandboxes", &[], CREATE).await;
+        }
+        let first = ask(&node, "GET /internal/sandboxes/changes?since=0&epoch=", &[], "").await.1;
+        assert_eq!((&first["whole"], first["changed"].as_array().unwrap().len()), (&true.into(), 3));
+        assert_eq!(first["owners"].as_array().unwrap().len(), 1);
+        ask(&node, "DELETE /v1/sandboxes/sb-n1-2", &[], "").await;
+        let (since, epoch) = (&first["seq"], first["epoch"].as_str().unwrap());
+        let path = format!("GET /internal/sandboxes/changes?since={since}&epoch={epoch}");
+        let second = ask(&node, &path, &[], "").await.1;
+        assert_eq!((&second["whole"], second["changed"].as_array().unwrap().len()), (&false.into(), 0));
+        assert_eq!(second["forgotten"][0]["id"], "sb-n1-2");
+        let found =
+            ask(&node, "POST /internal/sandboxes/get", &[], r#"{"ids":["sb-n1-3","sb-n1-2"]}"#).await.1;
+        assert_eq!((&found["sandboxes"][0]["id"], &found["sandboxes"][1]), (&"sb-n1-3".into(), &Value::Null));
     }
 }

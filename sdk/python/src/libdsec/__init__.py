@@ -29,6 +29,7 @@ from ._records import (
     LayerContent,
     LayerOnNode,
     LeftOut,
+    Lost,
     NodeScheduling,
     NodeStatus,
     NodeUsage,
@@ -43,7 +44,7 @@ from ._records import (
     Usage,
 )
 from ._sandbox import Sandbox, Session
-from ._tasks import StateCounts, TaskFailure, TaskOutcome, TaskStatus
+from ._tasks import Counts, NodeCounts, StateCounts, TaskFailure, TaskOutcome, TaskStatus
 from ._version import __version__
 from .errors import (
     AlreadyExists,
@@ -76,6 +77,7 @@ __all__ = [
     "Conflict",
     "ConnectionFailed",
     "ContentCounts",
+    "Counts",
     "DSecClient",
     "DSecContainerRunArgs",
     "DSecError",
@@ -104,6 +106,8 @@ __all__ = [
     "LayerContent",
     "LayerOnNode",
     "LeftOut",
+    "Lost",
+    "NodeCounts",
     "NodeScheduling",
     "NodeStatus",
     "NodeUsage",

@@ -22,7 +22,7 @@ from ._iam import Iam
 from ._images import Images, events
 from ._records import NodeStatus, SandboxInfo
 from ._sandbox import Sandbox, sandbox_path
-from ._tasks import TaskOutcome, TaskStatus, stop_all, wait_for_end
+from ._tasks import Counts, TaskOutcome, TaskStatus, stop_all, wait_for_end
 from ._transport import Backoff, Retry, Transport, segment
 from ._version import __version__
 from .errors import ConnectionFailed, DSecError, InvalidArgument, Unavailable, error_of_body
@@ -484,14 +484,26 @@ class DSecClient:
         """
         return await stop_all(self._transport, f"{_task_path(task_id)}/stop", grace, timeout)
 
-    async def wait_task(self, task_id: str, *, timeout: float = 3600.0) -> None:
-        """Waits until no sandbox of a task lives.
+    async def wait_task(self, task_id: str, *, timeout: float = 3600.0) -> int:
+        """Waits until no sandbox of a task is known to live.
 
-        :class:`DeadlineExceeded` when some still do after `timeout` seconds.
+        Those that are lost with their nodes are not waited for: returns how many there are.
+        :class:`DeadlineExceeded` when some still live after `timeout` seconds.
         """
-        await wait_for_end(self._transport, f"{_task_path(task_id)}/wait", timeout)
+        return await wait_for_end(self._transport, f"{_task_path(task_id)}/wait", timeout)
 
     # Platform
+
+    async def counts(
+        self, *, project: str | None = None, task_id: str | None = None, node: str | None = None
+    ) -> Counts:
+        """How many sandboxes there are, by state, backend, node, project and task, as the server knows.
+
+        `project`: only those of it and of all in it. What is counted is some second old; `gathering` says
+        that a server has just started and does not know all nodes yet.
+        """
+        query = {"project": project, "task_id": task_id, "node": node}
+        return Counts.of(await self._transport.json("GET", "/v1/counts", query=query, retry=Retry.SAFE))
 
     async def nodes(self) -> tuple[NodeStatus, ...]:
         """The nodes: what they are, can do and do now."""

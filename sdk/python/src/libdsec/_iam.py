@@ -250,9 +250,12 @@ class Iam:
         """Ends all sandboxes of a project and of those in it. Failures are in the result."""
         return await stop_all(self._transport, f"/v1/projects/{segment(project)}/stop", grace, timeout)
 
-    async def wait_project(self, project: str, *, timeout: float = 3600.0) -> None:
-        """Waits until no sandbox of a project, or of those in it, lives."""
-        await wait_for_end(self._transport, f"/v1/projects/{segment(project)}/wait", timeout)
+    async def wait_project(self, project: str, *, timeout: float = 3600.0) -> int:
+        """Waits until no sandbox of a project, or of those in it, is known to live.
+
+        Returns how many are lost with their nodes, which are not waited for.
+        """
+        return await wait_for_end(self._transport, f"/v1/projects/{segment(project)}/wait", timeout)
 
     # Identities
 

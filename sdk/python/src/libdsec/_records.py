@@ -86,11 +86,22 @@ class SandboxLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class Lost:
+    """Of a sandbox whose node is lost: what was last heard. Whether it still runs nobody knows."""
+
+    #: Its state of then.
+    last_state: str
+    #: When its node was last heard of, Unix ms.
+    heard_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxInfo:
     """The record of a sandbox."""
 
     id: str
-    #: `creating`, `running`, `stopping`, `stopped`, `failed`.
+    #: `creating`, `running`, `stopping`, `stopped`, `failed`; or `lost`: its node does not answer, and may
+    #: come back with it.
     state: str
     reason: EndReason | None
     backend: str
@@ -112,6 +123,8 @@ class SandboxInfo:
     launch_phases: tuple[LaunchPhase, ...]
     #: The project it belongs to.
     project: str = "root"
+    #: Of one in the state `lost`.
+    lost: Lost | None = None
 
     @property
     def ended(self) -> bool:
@@ -143,6 +156,7 @@ class SandboxInfo:
             usage=_flat(Usage, usage) if usage is not None else None,
             launch_phases=tuple(LaunchPhase(p["name"], p["us"]) for p in data.get("launch_phases") or ()),
             project=data.get("project", "root"),
+            lost=_flat(Lost, lost) if (lost := data.get("lost")) else None,
         )
 
 

@@ -23,6 +23,8 @@ class StateCounts:
     stopping: int = 0
     stopped: int = 0
     failed: int = 0
+    #: On nodes that are lost: they had not ended when those were last heard of.
+    lost: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,63 @@ class TaskStatus:
             nodes=data.get("nodes") or {},
             first_created_ms=data.get("first_created_ms", 0),
             last_created_ms=data.get("last_created_ms", 0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCounts:
+    """The sandboxes of a node."""
+
+    #: `well`, `suspect` or `lost`.
+    health: str
+    #: `counted`; `gathering`: it has not said since the server started; `untold`: its version does not say.
+    known: str
+    #: When it was last heard of, Unix ms; None: not since the server started.
+    heard_ms: int | None
+    sandboxes: StateCounts
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many sandboxes there are, of those that the key sees."""
+
+    #: Some node has not said yet what it has, since the server started: the counts are too low.
+    gathering: bool
+    #: Nodes whose sandboxes are in no count.
+    uncounted: tuple[str, ...]
+    sandboxes: StateCounts
+    backends: Mapping[str, StateCounts]
+    nodes: Mapping[str, NodeCounts]
+    #: Each without those that are in it; of these and of tasks the 1,000 that have most.
+    projects: Mapping[str, StateCounts]
+    tasks: Mapping[str, StateCounts]
+    #: Projects and tasks that are left out.
+    left_out: int
+
+    @classmethod
+    def of(cls, data: Json) -> Counts:
+        """From the API's JSON."""
+
+        def groups(name: str) -> dict[str, StateCounts]:
+            return {key: _flat(StateCounts, counts) for key, counts in (data.get(name) or {}).items()}
+
+        return cls(
+            gathering=data.get("gathering", False),
+            uncounted=tuple(data.get("uncounted") or ()),
+            sandboxes=_flat(StateCounts, data.get("sandboxes") or {}),
+            backends=groups("backends"),
+            nodes={
+                name: NodeCounts(
+                    health=node.get("health", ""),
+                    known=node.get("known", ""),
+                    heard_ms=node.get("heard_ms"),
+                    sandboxes=_flat(StateCounts, node.get("sandboxes") or {}),
+                )
+                for name, node in (data.get("nodes") or {}).items()
+            },
+            projects=groups("projects"),
+            tasks=groups("tasks"),
+            left_out=data.get("left_out", 0),
         )
 
 
@@ -108,21 +167,25 @@ async def stop_all(transport: Transport, path: str, grace: float, timeout: float
     return TaskOutcome.of(data)
 
 
-async def wait_for_end(transport: Transport, path: str, timeout: float) -> None:
-    """Asks again and again, for as long as that is, until no sandbox lives."""
+async def wait_for_end(transport: Transport, path: str, timeout: float) -> int:
+    """Asks again and again, for as long as that is, until no sandbox is known to live.
+
+    Returns how many are lost.
+    """
     end = asyncio.get_running_loop().time() + timeout
     while True:
         left = end - asyncio.get_running_loop().time()
         each = max(0.0, min(left, _WAIT_EACH))
         try:
-            await transport.call(
+            data = await transport.json(
                 "POST",
                 path,
                 body={"timeout_ms": int(each * 1000)},
                 timeout=each + transport.timeout,
                 retry=Retry.SAFE,
             )
-            return
+            lost: int = data.get("lost", 0)
+            return lost
         except DeadlineExceeded:
             if left <= each:
                 raise

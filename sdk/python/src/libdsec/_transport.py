@@ -317,7 +317,7 @@ class Transport:
                 await asyncio.sleep(pause)
             else:
                 if away := response.headers.get(UNREACHABLE_NODES):
-                    log.warning("%s %s: without these nodes, which do not answer: %s", method, path, away)
+                    log.warning("%s %s: these nodes do not answer: %s", method, path, away)
                 return response
 
     async def json(self, method: str, path: str, **options: Any) -> Any:

@@ -35,7 +35,7 @@ from .._records import (
     Usage,
 )
 from .._sandbox import DEFAULT, Timeout
-from .._tasks import TaskOutcome, TaskStatus
+from .._tasks import Counts, TaskOutcome, TaskStatus
 from ..errors import DSecError
 from ._portal import Portal, close_at_exit
 
@@ -331,9 +331,12 @@ class Iam:
         """Ends all sandboxes of a project and of those in it. Failures are in the result."""
         return self._portal.call(self._inner.stop_project(project, grace=grace, timeout=timeout))
 
-    def wait_project(self, project: str, *, timeout: float = 3600.0) -> None:
-        """Waits until no sandbox of a project, or of those in it, lives."""
-        self._portal.call(self._inner.wait_project(project, timeout=timeout))
+    def wait_project(self, project: str, *, timeout: float = 3600.0) -> int:
+        """Waits until no sandbox of a project, or of those in it, is known to live.
+
+        Returns how many are lost with their nodes, which are not waited for.
+        """
+        return self._portal.call(self._inner.wait_project(project, timeout=timeout))
 
     def identities(self) -> tuple[Identity, ...]:
         """Those of the project that the client acts in and of all in it."""
@@ -1228,12 +1231,23 @@ class DSecClient:
         """
         return self._portal.call(self._inner.stop_task(task_id, grace=grace, timeout=timeout))
 
-    def wait_task(self, task_id: str, *, timeout: float = 3600.0) -> None:
-        """Waits until no sandbox of a task lives.
+    def wait_task(self, task_id: str, *, timeout: float = 3600.0) -> int:
+        """Waits until no sandbox of a task is known to live.
 
-        :class:`DeadlineExceeded` when some still do after `timeout` seconds.
+        Those that are lost with their nodes are not waited for: returns how many there are.
+        :class:`DeadlineExceeded` when some still live after `timeout` seconds.
         """
-        self._portal.call(self._inner.wait_task(task_id, timeout=timeout))
+        return self._portal.call(self._inner.wait_task(task_id, timeout=timeout))
+
+    def counts(
+        self, *, project: str | None = None, task_id: str | None = None, node: str | None = None
+    ) -> Counts:
+        """How many sandboxes there are, by state, backend, node, project and task, as the server knows.
+
+        `project`: only those of it and of all in it. What is counted is some second old; `gathering` says
+        that a server has just started and does not know all nodes yet.
+        """
+        return self._portal.call(self._inner.counts(project=project, task_id=task_id, node=node))
 
     def nodes(self) -> tuple[NodeStatus, ...]:
         """The nodes: what they are, can do and do now."""
