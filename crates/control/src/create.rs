@@ -139,6 +139,7 @@ async fn short_of(answer: Response) -> Option<Shortage> {
 #[derive(Default)]
 pub struct Needs {
     pool: Option<PoolName>,
+    architecture: Option<String>,
     backend: Option<String>,
     labels: BTreeMap<String, String>,
     features: Vec<String>,
@@ -157,6 +158,7 @@ impl Needs {
         #[serde(default)]
         struct Said {
             pool: Option<String>,
+            architecture: Option<String>,
             backend: Option<String>,
             node_labels: BTreeMap<String, String>,
             node_features: Vec<String>,
@@ -171,6 +173,7 @@ impl Needs {
         let most = said.node_labels.len().max(said.node_features.len()).max(said.toolkits.len());
         let limits = Self {
             pool: said.pool.as_deref().and_then(|pool| pool.parse().ok()),
+            architecture: said.architecture,
             cpu_millis: said.cpu_cores_limit.and_then(cores_to_millis),
             memory_mib: said.memory_limit_mb,
             disk_mib: said.disk_limit_mb,
@@ -235,6 +238,7 @@ impl Needs {
             backend: self.backend(),
             labels: Some(&self.labels),
             features: &self.features,
+            architecture: self.architecture.as_deref(),
             ..Wanted::default()
         }
     }

@@ -175,7 +175,7 @@ impl Node {
     /// Whether it has what a request wants of its node. Where several nodes are, who places has looked already.
     ///
     /// # Errors
-    /// It is of another pool, lacks a label or a feature, or has not tried its features yet.
+    /// It is of another pool or architecture, lacks a label or a feature, or has not tried its features yet.
     pub fn suits(&self, request: &CreateSandboxRequest) -> Result<(), ApiError> {
         let (node, labels) = (&self.config.node, &self.config.labels);
         let lacks = |field: &str, message: String| {
@@ -186,6 +186,10 @@ impl Node {
         let pool = &self.config.pool;
         if let Some(asked) = request.pool.as_ref().filter(|asked| *asked != pool.as_str()) {
             return lacks("pool", format!("node {node} is of the pool {pool}, not of {asked}"));
+        }
+        let other = |asked: &&String| asked.as_str() != std::env::consts::ARCH;
+        if let Some(asked) = request.architecture.as_ref().filter(other) {
+            return lacks("architecture", format!("node {node} is {}, not {asked}", std::env::consts::ARCH));
         }
         if let Some((name, value)) =
             request.node_labels.iter().find(|(name, value)| labels.get(*name) != Some(*value))

@@ -102,6 +102,9 @@ pub(crate) struct SandboxOptions {
     /// The pool of nodes to run it in [default: any but the one that takes over when the others are full]
     #[arg(long, value_name = "NAME")]
     pub(crate) pool: Option<String>,
+    /// The architecture of its node's processors, x86_64 or aarch64 [default: any]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) architecture: Option<String>,
     /// A label that its node must have. May be repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse::key_value)]
     pub(crate) node_label: Vec<(String, String)>,
@@ -138,6 +141,7 @@ impl SandboxOptions {
             task_id: self.task,
             labels: self.label.into_iter().collect(),
             pool: self.pool,
+            architecture: self.architecture,
             node_labels: self.node_label.into_iter().collect(),
             node_features: self.node_feature,
             ..CreateSandboxRequest::default()

@@ -72,6 +72,9 @@ async fn what_no_node_has_is_told_at_once_and_for_good() {
     let answer = control.ask(post("/v1/sandboxes", r#"{"node_labels":{"zone":"a"}}"#)).await;
     assert_eq!((answer.status, answer.error().as_str()), (StatusCode::NOT_IMPLEMENTED, "unsupported"));
     assert_eq!(answer.json()["message"], "no node takes the sandbox: 2 without the labels");
+    let answer = control.ask(post("/v1/sandboxes", r#"{"architecture":"aarch64"}"#)).await;
+    assert_eq!((answer.status, answer.error().as_str()), (StatusCode::NOT_IMPLEMENTED, "unsupported"));
+    assert_eq!(answer.json()["message"], "no node takes the sandbox: 2 of another architecture");
     assert!(control.edges.iter().all(|edge| edge.requests() == 0));
 }
 

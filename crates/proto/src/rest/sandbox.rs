@@ -92,6 +92,10 @@ pub struct CreateSandboxRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(example = "cloud")]
     pub pool: Option<String>,
+    /// Architecture of its node's processors, `x86_64` or `aarch64`. Left out: any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "x86_64")]
+    pub architecture: Option<String>,
     /// Labels that its node must have, as its operator gave them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub node_labels: BTreeMap<String, String>,

@@ -142,6 +142,8 @@ class DSecContainerRunArgs:
     #: The pool of nodes that it is to run in. Default: any but the one that takes over when the others are
     #: full, and that one too when they are and it has all of the layers.
     pool: str | None = None
+    #: The architecture of its node's processors, `x86_64` or `aarch64`. Default: any.
+    architecture: str | None = None
     #: Labels that its node must have, and kernel features that must work there: `client.nodes` names them.
     node_labels: Mapping[str, str] = field(default_factory=dict)
     node_features: Sequence[str] = ()
@@ -179,6 +181,7 @@ class DSecContainerRunArgs:
             task_id=self.task_id,
             labels=dict(self.labels) or None,
             pool=self.pool,
+            architecture=self.architecture,
             node_labels=dict(self.node_labels) or None,
             node_features=list(self.node_features) or None,
             exec=command.body(wait=True) if command is not None else None,
