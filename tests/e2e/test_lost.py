@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -62,7 +62,12 @@ def test_sandboxes_of_a_lost_node_are_told_and_are_there_when_it_is_back(tmp_pat
         command = control.client().get(one).start(["sh", "-c", "sleep 5; echo through"])
 
         client = DSecClient(control.url, control.key, timeout=30, retry_for=1)
-        with client, another_server(nodes, tmp_path / "other.db") as other, hung(nodes[1].edge_pid()):
+        with ExitStack() as stack:
+            stack.enter_context(client)
+            other = stack.enter_context(another_server(nodes, tmp_path / "other.db"))
+            for server in (client, other):
+                until(lambda: server.counts(task_id="job").sandboxes.running == 10, "the servers heard of all")  # noqa: B023
+            stack.enter_context(hung(nodes[1].edge_pid()))
             # Silent is not lost: they are listed as they were.
             listed = {sandbox.id: sandbox.state for sandbox in client.list(task_id="job")}
             assert listed == dict.fromkeys(there, "running")
