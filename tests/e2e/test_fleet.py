@@ -201,8 +201,9 @@ def test_upgrades_under_load_lose_nothing_and_a_broken_one_ends_at_the_first_nod
         # Its node is away for longer than anybody waits for.
         is_gone_back_from(stands_still, "was not well within 3 s", "--health-timeout", "3s")
         # Over a start of the edge by its supervisor, and back to what was there before.
-        os.kill(host_pid(nodes[0], before["n1"]), signal.SIGKILL)
-        until(lambda: pids(control).get("n1", before["n1"]) != before["n1"], "another edge of n1")
+        killed = pids(control)["n1"]
+        os.kill(host_pid(nodes[0], killed), signal.SIGKILL)
+        until(lambda: pids(control).get("n1", killed) != killed, "another edge of n1")
         assert {node["running"] for node in fleet(control)} == {release}
         with running.callers():
             done = fleet(control, "rollback", "--batch", "2")
