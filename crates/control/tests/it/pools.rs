@@ -112,7 +112,9 @@ async fn what_one_pool_has_no_room_for_the_other_takes() {
     assert_eq!((metric(&control, "refused").await, metric(&control, "diverted").await), (4, 0));
     // Below the threshold, nodes that refuse for another reason say that they are full.
     fill_home(&control, 0.1).await;
-    (set_full(0, true), set_full(1, true), set_full(2, false));
+    set_full(0, true);
+    set_full(1, true);
+    set_full(2, false);
     assert_eq!(create(&control, "often", 4).await, BTreeMap::from([("n3".to_owned(), 4)]));
     assert_eq!(metric(&control, "diverted").await, 4);
     let refused = control.ask(post("/v1/sandboxes", r#"{"container_image":"seldom"}"#)).await;
