@@ -191,7 +191,8 @@ def test_upgrades_under_load_lose_nothing_and_a_broken_one_ends_at_the_first_nod
             assert refused.returncode == 1, refused.stdout
             assert "node n1 did not take it" in refused.stderr and why in refused.stderr, refused.stderr
             assert "2 were not begun" in refused.stderr
-            stands = fleet(control)
+            # A node that was silent for long is asked again within a second of being back.
+            stands = until(lambda: len(seen := fleet(control)) == 3 and seen, "all three nodes")
             assert {node["running"] for node in stands} == {release}, directory
             assert [node.get("trial") for node in stands] == [None] * 3
 
