@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,3 +155,23 @@ def cluster_of_machines(
         inside = [node.inside() for node in machines]
         nodes = stack.enter_context(nodes_of_one_store(count, store, inside, settings))
         yield stack.enter_context(server_of(nodes, settings=control_settings)).running, nodes
+
+
+@contextmanager
+def most(count: Callable[[], int]) -> Iterator[Callable[[], int]]:
+    """Counts again and again; gives the most that there was."""
+    highest, over = 0, threading.Event()
+
+    def look() -> None:
+        nonlocal highest
+        while not over.is_set():
+            highest = max(highest, count())
+            time.sleep(0.02)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        yield lambda: highest
+    finally:
+        over.set()
+        watcher.join()

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ import pytest
 from libdsec import DSecContainerRunArgs, DSecError, PermissionDenied, ResourceExhausted, Unauthenticated
 from libdsec.sync import DSecClient
 
-from cluster import Server, server_of
+from cluster import Server, most, server_of
 from platform_under_test import PATIENCE, Platform, nodes_of_one_store, until
 from postgres import postgres
 from test_shared_store import busybox
@@ -75,7 +75,7 @@ def team(replicas: Replicas, project: str, **quota: int) -> tuple[int, str]:
 
 def test_a_quota_holds_over_both_and_can_be_used_up_by_either(replicas: Replicas) -> None:
     _, key = team(replicas, "root/rl", sandboxes=20)
-    with replicas.both(key) as clients, most_live(replicas, "job") as most:
+    with replicas.both(key) as clients, most(lambda: len(replicas.live("job"))) as most_live:
         made: list[str] = []
 
         def one(number: int) -> bool:
@@ -99,29 +99,9 @@ def test_a_quota_holds_over_both_and_can_be_used_up_by_either(replicas: Replicas
         clients[0].stop_task("job")
         alone = [clients[1].run_container(args(), keep=True) for _ in range(20)]
         assert len({sandbox.id for sandbox in (*again, *alone)}) == 26
-        until(lambda: most() == 20, "the quota in full use")
+        until(lambda: most_live() == 20, "the quota in full use")
         assert clients[0].stop_task("job").done == 20
-        assert most() == 20, "the quota was exceeded"
-
-
-@contextmanager
-def most_live(replicas: Replicas, task: str) -> Iterator[Callable[[], int]]:
-    """Counts, again and again, the sandboxes of a task on the nodes; gives the most that there were."""
-    most, over = 0, threading.Event()
-
-    def look() -> None:
-        nonlocal most
-        while not over.is_set():
-            most = max(most, len(replicas.live(task)))
-            time.sleep(0.05)
-
-    watcher = threading.Thread(target=look)
-    watcher.start()
-    try:
-        yield lambda: most
-    finally:
-        over.set()
-        watcher.join()
+        assert most_live() == 20, "the quota was exceeded"
 
 
 def test_what_is_revoked_at_one_works_at_neither(replicas: Replicas) -> None:
