@@ -13,8 +13,8 @@ import threading
 import time
 from pathlib import Path
 
-from libdsec import DSecContainerRunArgs, DSecError, ResourceExhausted, Unavailable
-from libdsec.sync import DSecClient
+from libdsec import ConnectionFailed, DSecContainerRunArgs, DSecError, ResourceExhausted, Unavailable
+from libdsec.sync import DSecClient, Process, Sandbox
 
 #: Numbers that a command says, and seconds that callers go on trying while a server or a node is away.
 NUMBERS, RETRY_FOR = 15, 120.0
@@ -42,7 +42,7 @@ class Load:
                 self.refused += 1
             time.sleep(0.2)
             return
-        out = sandbox.start(shell=COUNT).wait(timeout=RETRY_FOR).stdout
+        out = self.start(sandbox).wait(timeout=RETRY_FOR).stdout
         sandbox.stop()
         with self.lock:
             self.made[name] = sandbox.id
@@ -50,6 +50,15 @@ class Load:
                 self.whole += 1
             else:
                 self.wrong.append(f"{name} on {sandbox.id} said {out!r}")
+
+    def start(self, sandbox: Sandbox) -> Process:
+        """Starts the command, once."""
+        try:
+            return sandbox.start(shell=COUNT)
+        except ConnectionFailed:
+            # A server that dies between a start and its answer leaves the caller to look whether it was.
+            execs = sandbox.execs()
+            return sandbox.attach(execs[0].id) if execs else sandbox.start(shell=COUNT)
 
     def work(self, url: str, worker: int, stop: Path) -> None:
         with DSecClient(url, timeout=RETRY_FOR, retry_for=RETRY_FOR) as client:
