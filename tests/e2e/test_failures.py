@@ -1,4 +1,4 @@
-"""Two servers on one PostgreSQL, three machines that have joined, and a load of real sandboxes while parts are cut off, killed and started again."""
+"""Two servers on one PostgreSQL, three machines that have joined, and a load of real sandboxes while parts are cut off, killed, started again and upgraded."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import pytest
 from cluster import Machine, connect, machine, most
 from platform_under_test import BIN, PATIENCE, Platform, made_inside, until
 from postgres import postgres
+from test_fleet import build
 from test_shared_store import busybox
 
 #: Where the servers listen; each cable has this end.
@@ -144,7 +145,7 @@ def live() -> int:
     return len({path.name for path in Path("/sys/fs/cgroup").glob("pids/dsec-*/*/")})
 
 
-def test_a_load_of_sandboxes_outlives_cuts_kills_and_restarts(servers: Servers) -> None:
+def test_a_load_of_sandboxes_outlives_cuts_kills_restarts_and_an_upgrade(servers: Servers, tmp_path: Path) -> None:
     key = team(servers)
     first, second = PORTS
     with most(live) as most_live, load(servers, key, workers=14) as end:
@@ -164,7 +165,11 @@ def test_a_load_of_sandboxes_outlives_cuts_kills_and_restarts(servers: Servers) 
         edge = edge_of(servers.nodes[0])
         os.kill(edge, signal.SIGKILL)
         until(lambda: edge_of(servers.nodes[0]) not in (0, edge), "a new edge after kill -9")
-        time.sleep(4)
+        time.sleep(2)
+        # All nodes become another release, one after the other.
+        report = servers.at(second).dsec("fleet", "upgrade", str(build(tmp_path / "good", b"good")), "--batch", "1", "--json").stdout
+        assert [node["outcome"] for node in json.loads(report)["nodes"]] == ["changed"] * 3, report
+        time.sleep(2)
         done = end()
     assert done["wrong"] == []
     assert done["whole"] == len(done["made"]) >= 3 * QUOTA, done
