@@ -461,8 +461,9 @@ mod tests {
 
     use super::*;
 
+    /// A clock that is set by hand.
     #[derive(Clone, Default)]
-    struct Hand(Arc<AtomicU64>);
+    pub(super) struct Hand(pub(super) Arc<AtomicU64>);
 
     impl Clock for Hand {
         fn now_ms(&self) -> u64 {

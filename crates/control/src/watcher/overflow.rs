@@ -91,23 +91,14 @@ impl Watched {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::atomic::Ordering;
 
     use dsec_model::placement::{Tries, Wanted};
     use serde_json::json;
 
-    use super::super::{Clock, Nodes};
+    use super::super::Nodes;
+    use super::super::tests::Hand;
     use super::*;
-
-    #[derive(Clone, Default)]
-    struct Hand(Arc<AtomicU64>);
-
-    impl Clock for Hand {
-        fn now_ms(&self) -> u64 {
-            self.0.load(Ordering::Relaxed)
-        }
-    }
 
     fn said(node: &str, pool: &str, running: u64) -> Option<Nodes> {
         let status = json!({ "nodes": [{

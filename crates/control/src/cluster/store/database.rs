@@ -30,6 +30,10 @@ fn unreadable(name: &str) -> impl FnOnce(serde_json::Error) -> StoreError {
     move |source| StoreError::Parse { place: format!("{name} in the database"), source: Arc::new(source) }
 }
 
+fn text_of(AuthorityPem { certificate, key }: AuthorityPem) -> Result<String, StoreError> {
+    serde_json::to_string(&AuthorityText { certificate, key }).map_err(unreadable(AUTHORITY))
+}
+
 fn parse(text: Option<&str>) -> Result<Known, StoreError> {
     text.map_or_else(|| Ok(Known::default()), |text| serde_json::from_str(text).map_err(unreadable(KNOWN)))
 }
@@ -55,10 +59,7 @@ impl DatabaseStore {
             return Ok(());
         }
         self.change(Box::new(move |known| *known = earlier)).await?;
-        let AuthorityPem { certificate, key } = authority;
-        let text =
-            serde_json::to_string(&AuthorityText { certificate, key }).map_err(unreadable(AUTHORITY))?;
-        turn.write(text).await?;
+        turn.write(text_of(authority)?).await?;
         tracing::info!(dir = %dir.display(), "the cluster has moved into the database");
         Ok(())
     }
@@ -80,10 +81,7 @@ impl ClusterStore for DatabaseStore {
             if turn.body().is_some() {
                 return Ok(false);
             }
-            let AuthorityPem { certificate, key } = made;
-            let text =
-                serde_json::to_string(&AuthorityText { certificate, key }).map_err(unreadable(AUTHORITY))?;
-            turn.write(text).await?;
+            turn.write(text_of(made)?).await?;
             Ok(true)
         })
     }
