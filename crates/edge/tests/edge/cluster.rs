@@ -259,6 +259,22 @@ async fn nodes_join_by_tokens_and_run_sandboxes_over_the_network() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_has_said_that_it_is_up_takes_the_next_sandbox() {
+    let control = Control::start(LONG).await;
+    let mut running = Vec::new();
+    for name in ["n1", "n2", "n3"] {
+        let world = control.machine(name).await;
+        let edge = start(&world).await.unwrap();
+        edge.client.import("base").await;
+        // Not a second later, when control asks its nodes anyway.
+        let made = control.post("/v1/sandboxes", json!({ "container_image": "base" })).await.expect(201);
+        assert_eq!(made["node"], name);
+        assert_eq!(control.post(&format!("/v1/nodes/{name}/cordon"), json!({})).await.status, 200);
+        running.push((world, edge));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_token_lets_one_machine_in_for_its_time_and_name() {
     let control = Control::start(LONG).await;
     let token = control.token(json!({})).await;
