@@ -15,7 +15,7 @@ import pytest
 from libdsec import DSecContainerRunArgs
 from libdsec.errors import DSecError
 from libdsec.sync import DSecClient, Sandbox
-from platform_under_test import Platform, free_address, leftovers, nothing_new, until
+from platform_under_test import PATIENCE, Platform, free_address, leftovers, nothing_new, until
 
 #: What of `/proc` a sandbox may read: itself, what its kernel is, and load that programs cannot do without.
 OPEN_IN_PROC = {
@@ -151,6 +151,59 @@ print(time.process_time() - before)
     runs = [sandbox.start(argv=["python3", "-c", script, begin]) for sandbox in (light, heavy)]
     low, high = (float(run.wait(timeout=120).stdout) for run in runs)
     assert high > 3 * low, (low, high)
+
+
+#: Runs on one CPU from one moment to another, after what else is said, and prints how much of it it got, seconds.
+GREED = """
+import os, sys, time
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+for policy in (os.SCHED_RR, os.SCHED_FIFO, os.SCHED_BATCH, os.SCHED_OTHER):
+    try:
+        os.sched_setscheduler(0, policy, os.sched_param(os.sched_get_priority_max(policy)))
+    except PermissionError:
+        pass
+try:
+    os.setpriority(os.PRIO_PROCESS, 0, -20)
+except PermissionError:
+    pass
+if os.fork() == 0:
+    while time.time() < float(sys.argv[1]):
+        time.sleep(0.01)
+    before = time.process_time()
+    while time.time() < float(sys.argv[1]) + 4:
+        pass
+    print(time.process_time() - before)
+else:
+    os.wait()
+"""
+
+
+def greed(*sandboxes: Sandbox) -> list[float]:
+    """What each gets of one CPU that all of them want."""
+    begin = str(time.time() + 2 * PATIENCE)
+    runs = [sandbox.start(argv=["python3", "-c", GREED, begin]) for sandbox in sandboxes]
+    return [float(run.wait(timeout=120 * PATIENCE).stdout) for run in runs]
+
+
+@pytest.mark.kernel
+def test_best_effort_gets_what_is_left_whatever_it_tries_and_the_class_can_change(start: Callable[..., Sandbox]) -> None:
+    first, second = start(cpu_class="best_effort"), start(cpu_class="latency_sensitive")
+    low, high = greed(first, second)
+    assert high > 20 * low, (low, high)
+    # Nobody else wants it: then it is theirs.
+    [alone] = greed(first)
+    assert alone > 1, alone
+    assert first.update(cpu_class="latency_sensitive").limits.cpu_class == "latency_sensitive"
+    process = second.start(shell="sleep 600")
+    assert second.update(cpu_class="best_effort").limits.cpu_class == "best_effort"
+    high, low = greed(first, second)
+    assert high > 20 * low, (low, high)
+    # What runs already is of the new class too, and what it was is not remembered by anything inside.
+    assert process.refresh().state == "running"
+    # Of one class they are equal again.
+    second.update(cpu_class="latency_sensitive", cpu_weight=100)
+    one, other = greed(first, second)
+    assert max(one, other) < 5 * min(one, other), (one, other)
 
 
 def test_what_sandboxes_write_is_data_to_the_host_and_runs_in_them(shared: Platform, sandbox: Sandbox) -> None:

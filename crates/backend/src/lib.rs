@@ -14,6 +14,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use dsec_model::Limits;
 use serde::{Deserialize, Serialize};
 
 /// One phase of a launch and how long it took.
@@ -109,6 +110,11 @@ pub trait Instance: Send + Sync + fmt::Debug {
     fn exec_pids(&self, number: u32) -> Vec<i32>;
     /// Its numbers.
     fn usage(&self) -> RawUsage;
+    /// Gives it other limits of CPU time: quota, burst, weight and class. What runs goes on with them.
+    ///
+    /// # Errors
+    /// The kernel refused; some of them may hold already.
+    fn set_cpu(&self, limits: &Limits) -> Result<(), BackendError>;
     /// Bytes that wait in its sockets and that the kernel counts in nobody's memory. Cheap while it has few sockets.
     fn socket_bytes(&self) -> u64;
     /// Kills so far by the kernel because memory was full: cheap enough for every exec's end.

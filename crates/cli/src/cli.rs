@@ -10,7 +10,7 @@ use dsec_model::iam::ProjectPath;
 use crate::bench::BenchCommand;
 use crate::commands::{
     cluster, completion, cp, create, exec, execs, fleet, identity, image, logs, node, pack, pool,
-    port_forward, project, ps, run, session, shell, stats, stop, task,
+    port_forward, project, ps, run, session, shell, stats, stop, task, update,
 };
 use crate::config::{Given, Target};
 use crate::failure::{EXIT_OWN_FAILURE, EXIT_USAGE, Failure};
@@ -178,6 +178,9 @@ pub(crate) enum Command {
     /// Show all of a sandbox's record, as JSON
     #[command(after_help = logs::INSPECT_EXAMPLES)]
     Inspect(logs::InspectArgs),
+    /// Give sandboxes other limits while they run
+    #[command(after_help = update::EXAMPLES)]
+    Update(update::UpdateArgs),
     /// End sandboxes
     #[command(after_help = stop::EXAMPLES)]
     Stop(stop::StopArgs),

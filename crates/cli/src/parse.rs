@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use dsec_model::CpuClass;
+
 /// One MiB in bytes.
 pub(crate) const MIB: u64 = 1 << 20;
 
@@ -37,6 +40,11 @@ pub(crate) fn size_mib(text: &str) -> Result<u64, String> {
         ));
     }
     Ok(bytes.div_ceil(MIB))
+}
+
+/// A CPU class by its name.
+pub(crate) fn cpu_class() -> impl TypedValueParser<Value = CpuClass> {
+    PossibleValuesParser::new(CpuClass::ALL.map(CpuClass::as_str)).try_map(|name| name.parse::<CpuClass>())
 }
 
 /// A duration from `2s`, `500ms`, `1h30m`, `1.5m` or a plain number of seconds.

@@ -133,7 +133,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/counts", get(counts::get))
         .route("/v1/sandboxes", get(sandboxes::list).post(sandboxes::create))
         .route("/v1/sandboxes/batch", post(batch::create))
-        .route("/v1/sandboxes/{id}", get(sandboxes::get).delete(sandboxes::remove))
+        .route("/v1/sandboxes/{id}", get(sandboxes::get).patch(sandboxes::update).delete(sandboxes::remove))
         .route("/v1/sandboxes/{id}/stop", post(sandboxes::stop))
         .route("/v1/sandboxes/{id}/logs", get(sandboxes::logs))
         .route("/v1/sandboxes/{id}/pack", post(sandboxes::pack))

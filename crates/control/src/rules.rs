@@ -93,6 +93,7 @@ const RULES: &[(&str, &str, Rule)] = &[
     ("POST", "/v1/sandboxes", Project(SandboxCreate)),
     ("POST", "/v1/sandboxes/batch", Project(SandboxCreate)),
     ("GET", "/v1/sandboxes/{id}", Sandbox(SandboxRead)),
+    ("PATCH", "/v1/sandboxes/{id}", Sandbox(SandboxStop)),
     ("DELETE", "/v1/sandboxes/{id}", Sandbox(SandboxStop)),
     ("POST", "/v1/sandboxes/{id}/stop", Sandbox(SandboxStop)),
     ("GET", "/v1/sandboxes/{id}/logs", Sandbox(SandboxRead)),

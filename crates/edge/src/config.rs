@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use dsec_model::limits::cores_to_millis;
-use dsec_model::{Limits, NodeId, Policy, PoolName};
+use dsec_model::{CpuClass, Limits, NodeId, Policy, PoolName};
 use dsec_proto::rest::SOCKET_PATH_MAX;
 use dsec_registry::{Allowed, Pattern};
 use dsec_store::StoreSettings;
@@ -133,7 +133,9 @@ struct Packs {
 struct Defaults {
     memory_limit_mb: Option<u64>,
     cpu_cores_limit: Option<f64>,
+    cpu_burst_ms: Option<u64>,
     cpu_weight: Option<u64>,
+    cpu_class: Option<CpuClass>,
     pids_limit: Option<u64>,
     open_files_limit: Option<u64>,
     disk_limit_mb: Option<u64>,
@@ -311,7 +313,9 @@ impl Defaults {
         Ok(Limits {
             memory_mib: self.memory_limit_mb.unwrap_or(base.memory_mib),
             cpu_millis,
+            cpu_burst_ms: self.cpu_burst_ms.unwrap_or(base.cpu_burst_ms),
             cpu_weight: self.cpu_weight.unwrap_or(base.cpu_weight),
+            cpu_class: self.cpu_class.unwrap_or(base.cpu_class),
             pids: self.pids_limit.unwrap_or(base.pids),
             nofile: self.open_files_limit.unwrap_or(base.nofile),
             disk_mib: self.disk_limit_mb.unwrap_or(base.disk_mib),
@@ -344,9 +348,10 @@ mod tests {
     #[test]
     fn defaults_are_in_the_callers_units() {
         let config = parse(
-            "node = \"n1\"\nstate_dir = \"/x\"\n[defaults]\ncpu_cores_limit = 1.5\nmax_lifetime = 60\n",
+            "node = \"n1\"\nstate_dir = \"/x\"\n[defaults]\ncpu_cores_limit = 1.5\nmax_lifetime = 60\ncpu_class = \"best_effort\"\n",
         )
         .unwrap();
+        assert_eq!(config.defaults.cpu_class, CpuClass::BestEffort);
         assert_eq!((config.defaults.cpu_millis, config.defaults.max_lifetime_s), (1500, 60));
     }
 
@@ -382,6 +387,7 @@ mod tests {
             ("node = \"n1\"\nstate_dir = \"/x\"\n[store]\nurl = \"/s\"\nuri = 1\n", "uri"),
             ("node = \"n1\"\nstate_dir = \"/x\"\n[defaults]\ncpu_cores_limit = -1\n", "cpu_cores_limit"),
             ("node = \"n1\"\nstate_dir = \"/x\"\npool = \"The Cloud\"\n", "The Cloud"),
+            ("node = \"n1\"\nstate_dir = \"/x\"\n[defaults]\ncpu_class = \"fast\"\n", "cpu_class"),
             ("state_dir = \"/x\"\n", "node"),
             ("node = \"n1\"\nstate_dir = \"/x\"\nlisten = \"10.0.0.1\"\n", "listen"),
             ("node = \"n1\"\nstate_dir = \"/x\"\nlisten = \"10.0.0.1:0\"\n", "port 0"),

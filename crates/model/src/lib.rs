@@ -18,4 +18,4 @@ pub use error::ErrorKind;
 pub use id::{ExecId, IdError, NodeId, PoolName, SandboxId, SessionId, TaskId};
 pub use journal::{Journal, Page};
 pub use lifecycle::{Action, EndReason, Event, State};
-pub use limits::{Limits, LimitsError};
+pub use limits::{CpuClass, Limits, LimitsError};

@@ -1,6 +1,9 @@
 //! What one sandbox may use. Checked once, at the edge of the system; past that point a [`Limits`]
 //! holds only values that can be enforced.
 
+use std::fmt;
+use std::str::FromStr;
+
 use serde::{Deserialize, Serialize};
 
 use crate::admission::Capacity;
@@ -26,6 +29,45 @@ pub const FILES_RANGE: (u64, u64) = (16, 1 << 32);
 /// Longest lifetime, seconds (30 days).
 pub const LIFETIME_S_MAX: u64 = 30 * 86_400;
 
+/// How a sandbox's processes stand to those of others while a node's processors are all wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CpuClass {
+    /// They get their share at once.
+    #[default]
+    LatencySensitive,
+    /// They get what the others leave.
+    BestEffort,
+}
+
+impl CpuClass {
+    /// All there are.
+    pub const ALL: [Self; 2] = [Self::LatencySensitive, Self::BestEffort];
+
+    /// The wire's word for the class.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::LatencySensitive => "latency_sensitive",
+            Self::BestEffort => "best_effort",
+        }
+    }
+}
+
+impl fmt::Display for CpuClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for CpuClass {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let named = Self::ALL.into_iter().find(|class| class.as_str() == text);
+        named.ok_or_else(|| format!("{text:?} is no CPU class; there are latency_sensitive and best_effort"))
+    }
+}
+
 /// What a sandbox may use, checked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
@@ -33,8 +75,14 @@ pub struct Limits {
     pub memory_mib: u64,
     /// CPU quota, thousandths of a core.
     pub cpu_millis: u64,
-    /// Share of CPU under contention, 1 to 10,000; 100 is the usual one.
+    /// CPU time that it saves up while it uses less than its quota, and may use later, ms: at most what the quota gives in 100 ms.
+    #[serde(default)]
+    pub cpu_burst_ms: u64,
+    /// Share of CPU among those of its class under contention, 1 to 10,000; 100 is the usual one.
     pub cpu_weight: u64,
+    /// How it stands to the others under contention.
+    #[serde(default)]
+    pub cpu_class: CpuClass,
     /// Processes and threads.
     pub pids: u64,
     /// Open files a process.
@@ -54,7 +102,9 @@ impl Default for Limits {
         Self {
             memory_mib: 2048,
             cpu_millis: 2000,
+            cpu_burst_ms: 200,
             cpu_weight: 100,
+            cpu_class: CpuClass::default(),
             pids: 1024,
             nofile: 65_536,
             disk_mib: 10_240,
@@ -63,6 +113,11 @@ impl Default for Limits {
             ttl_running_stop_s: 1800,
         }
     }
+}
+
+/// Most CPU time, ms, that can be saved up with a quota: what it gives in one period of 100 ms.
+pub fn burst_ms_max(cpu_millis: u64) -> u64 {
+    cpu_millis / 10
 }
 
 /// Cores as thousandths; `None` for what is no number of cores.
@@ -104,6 +159,7 @@ impl Limits {
         };
         range("memory_limit_mb", self.memory_mib, (MEMORY_MIB_MIN, MEMORY_MIB_MAX))?;
         range("cpu_limit_millis", self.cpu_millis, (CPU_MILLIS_MIN, CPU_MILLIS_MAX))?;
+        range("cpu_burst_ms", self.cpu_burst_ms, (0, burst_ms_max(self.cpu_millis)))?;
         range("cpu_weight", self.cpu_weight, CPU_WEIGHT_RANGE)?;
         range("pids_limit", self.pids, PIDS_RANGE)?;
         range("open_files_limit", self.nofile, NOFILE_RANGE)?;

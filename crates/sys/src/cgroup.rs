@@ -12,6 +12,8 @@
 //!
 //! The agent stays outside the limits: inside, whoever fills the memory gets it killed.
 
+mod cpu;
+
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -19,6 +21,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{Gid, Mode, OFlags, Uid, open};
+
+pub use cpu::CpuLimits;
 
 /// Pause between two looks at whether a group stands still; most do at the first.
 const FREEZE_POLL: Duration = Duration::from_micros(200);
@@ -29,10 +33,8 @@ const COUNTERS_MAX: usize = 4096;
 pub struct GroupLimits {
     /// Memory, bytes; swap is not given in addition.
     pub memory_bytes: u64,
-    /// CPU quota, thousandths of a core.
-    pub cpu_millis: u64,
-    /// CPU weight as version 2 counts it (100 is the usual one).
-    pub cpu_weight: u64,
+    /// CPU time.
+    pub cpu: CpuLimits,
     /// Processes and threads.
     pub pids: u64,
 }
@@ -271,8 +273,6 @@ impl Group {
         if let (Some(whole), Some(agent)) = (&self.whole, &self.agent) {
             make(whole)?;
             write(&whole.join("cgroup.subtree_control"), "+memory +cpu +pids")?;
-            // A weight counts among siblings: those of `whole` are the other sandboxes.
-            write(&whole.join("cpu.weight"), &limits.cpu_weight.to_string())?;
             make(agent)?;
         }
         make(&self.memory)?;
@@ -282,7 +282,7 @@ impl Group {
         if swap.exists() {
             write(&swap, "0")?;
         }
-        write(&self.cpu.join("cpu.max"), &format!("{} 100000", limits.cpu_millis * 100))?;
+        self.set_cpu(&limits.cpu)?;
         write(&self.pids.join("pids.max"), &limits.pids.to_string())
     }
 
@@ -300,9 +300,7 @@ impl Group {
             write(&tcp, &bytes)?;
         }
         make(&self.cpu)?;
-        write(&self.cpu.join("cpu.cfs_quota_us"), &(limits.cpu_millis * 100).to_string())?;
-        // Version 1 counts 1024 where version 2 counts 100.
-        write(&self.cpu.join("cpu.shares"), &(limits.cpu_weight * 1024 / 100).max(2).to_string())?;
+        self.set_cpu(&limits.cpu)?;
         make(&self.pids)?;
         write(&self.pids.join("pids.max"), &limits.pids.to_string())?;
         [&self.cpuacct, &self.whole].into_iter().flatten().try_for_each(|dir| make(dir))
@@ -518,6 +516,11 @@ fn give(path: &Path, uid: u32) -> io::Result<()> {
 mod tests {
     use super::*;
 
+    fn limits(memory_bytes: u64) -> GroupLimits {
+        let cpu = CpuLimits { millis: 2000, burst_ms: 0, weight: 100, idle: false };
+        GroupLimits { memory_bytes, cpu, pids: 33 }
+    }
+
     #[test]
     fn a_hybrid_host_is_told_from_a_pure_one() {
         let hybrid = "cgroup /s/memory cgroup rw,memory 0 0\ncgroup /s/cpu cgroup rw,cpu,cpuacct 0 0\n\
@@ -541,8 +544,7 @@ mod tests {
     fn a_group_stands_still_only_when_every_exec_of_it_does() {
         let tree = Tree::set_up(&format!("frztest{}", std::process::id())).unwrap();
         let group = tree.group("one");
-        let limits = GroupLimits { memory_bytes: 1 << 30, cpu_millis: 2000, cpu_weight: 100, pids: 33 };
-        group.create(&limits).unwrap();
+        group.create(&limits(1 << 30)).unwrap();
         let Some(agent) = group.agent.clone() else {
             group.remove().unwrap();
             return tree.remove().unwrap();
@@ -588,8 +590,7 @@ mod tests {
     fn limits_are_in_the_kernel_and_nothing_is_left() {
         let tree = Tree::set_up(&format!("systest{}", std::process::id())).unwrap();
         let group = tree.group("one");
-        let limits = GroupLimits { memory_bytes: 64 << 20, cpu_millis: 500, cpu_weight: 100, pids: 33 };
-        group.create(&limits).unwrap();
+        group.create(&limits(64 << 20)).unwrap();
         assert_eq!(number(&group.pids.join("pids.max")), 33);
         assert_eq!(tree.names(), ["one"]);
         if group.create_run(3, 12345).unwrap().is_some() {

@@ -41,7 +41,7 @@ from typing import Any
 import httpx
 
 from .. import _client, _commands, _files, _iam, _images, _ports, _sandbox
-from .._args import DSecContainerRunArgs, RegistryCredentials
+from .._args import CpuClass, DSecContainerRunArgs, RegistryCredentials
 from .._bodies import Data
 from .._commands import StreamName
 from .._files import LocalPath, RemotePath

@@ -14,6 +14,7 @@ use dsec_sys::idmap::IdRange;
 use dsec_sys::{process, procfs};
 use rustix::fs::{Dir, FileType, Mode, OFlags, open, openat};
 
+use super::launch::cpu_limits;
 use super::shared::Shared;
 use crate::{
     Anchor, BackendError, ExecCgroup, InPlace, Instance, OomReport, Quiesce, RawUsage, Snapshot,
@@ -250,6 +251,12 @@ impl Instance for Container {
             pids: self.group.pids(),
             oom_kills: self.group.oom_kills(),
         }
+    }
+
+    fn set_cpu(&self, limits: &Limits) -> Result<(), BackendError> {
+        self.group
+            .set_cpu(&cpu_limits(limits))
+            .map_err(|e| BackendError::new(format!("set the CPU limits of {}", self.name), e))
     }
 
     fn socket_bytes(&self) -> u64 {

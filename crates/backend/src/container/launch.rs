@@ -5,9 +5,9 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use dsec_model::Limits;
+use dsec_model::{CpuClass, Limits};
 use dsec_proto::guest::{Boot, GENERATION};
-use dsec_sys::cgroup::GroupLimits;
+use dsec_sys::cgroup::{CpuLimits, GroupLimits};
 use dsec_sys::{fdpass, memfd, process, seccomp};
 use prost::Message;
 
@@ -161,11 +161,15 @@ impl Drop for Undo<'_> {
 }
 
 pub(super) fn group_limits(limits: &Limits) -> GroupLimits {
-    GroupLimits {
-        memory_bytes: limits.memory_mib << 20,
-        cpu_millis: limits.cpu_millis,
-        cpu_weight: limits.cpu_weight,
-        pids: limits.pids,
+    GroupLimits { memory_bytes: limits.memory_mib << 20, cpu: cpu_limits(limits), pids: limits.pids }
+}
+
+pub(super) fn cpu_limits(limits: &Limits) -> CpuLimits {
+    CpuLimits {
+        millis: limits.cpu_millis,
+        burst_ms: limits.cpu_burst_ms,
+        weight: limits.cpu_weight,
+        idle: limits.cpu_class == CpuClass::BestEffort,
     }
 }
 

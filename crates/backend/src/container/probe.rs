@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::process::Command;
 
-use dsec_sys::cgroup::{Hierarchies, Tree};
+use dsec_sys::cgroup::{CpuLimits, Group, GroupLimits, Hierarchies, Tree};
 use dsec_sys::memfd;
 use dsec_sys::mount::{Attr, FsSetting, new_mount};
 
@@ -47,6 +47,13 @@ pub(super) fn all() -> Vec<Probe> {
             false,
             "Linux 5.14 or newer with cgroup version 2 mounted, also beside version 1",
             cgroup_kill(),
+        ),
+        probe(
+            "idle groups",
+            "best-effort sandboxes take no processor time that others want",
+            false,
+            "Linux 5.15 with CONFIG_FAIR_GROUP_SCHED",
+            idle_groups(),
         ),
         probe(
             "user namespaces",
@@ -216,18 +223,29 @@ fn cgroups() -> io::Result<String> {
     })
 }
 
-fn cgroup_kill() -> io::Result<String> {
+/// Looks at a group that is made for it.
+fn in_a_group<T>(look: impl FnOnce(&Group) -> io::Result<T>) -> io::Result<T> {
     let tree = Tree::set_up(&format!("probe{}", std::process::id()))?;
     let group = tree.group("probe");
-    let limits =
-        dsec_sys::cgroup::GroupLimits { memory_bytes: 64 << 20, cpu_millis: 100, cpu_weight: 100, pids: 16 };
-    let made = group.create(&limits).and_then(|()| group.create_run(0, 0));
-    let removed = group.remove().and_then(|()| tree.remove());
-    let found = made?;
-    removed?;
+    let cpu = CpuLimits { millis: 100, burst_ms: 0, weight: 100, idle: false };
+    let found =
+        group.create(&GroupLimits { memory_bytes: 64 << 20, cpu, pids: 16 }).and_then(|()| look(&group));
+    group.remove().and_then(|()| tree.remove())?;
     found
+}
+
+fn cgroup_kill() -> io::Result<String> {
+    in_a_group(|group| group.create_run(0, 0))?
         .map(|_| "cgroup.kill opened".to_owned())
         .ok_or_else(|| io::Error::other("cgroup version 2 is not mounted"))
+}
+
+fn idle_groups() -> io::Result<String> {
+    if in_a_group(|group| Ok(group.can_be_idle()))? {
+        Ok("a group has cpu.idle".to_owned())
+    } else {
+        Err(io::Error::other("groups have no cpu.idle: best effort is the least weight"))
+    }
 }
 
 fn command(argv: &[&str], seen: &str) -> io::Result<String> {

@@ -165,7 +165,7 @@ impl<'a> Plan<'a> {
 pub(super) fn succeeded(exec: &Exec) -> Result<(), Failure> {
     match exec.exit_code {
         Some(0) => Ok(()),
-        code => Err(Failure::new(format!("/bin/true ended with {code:?}"))),
+        code => Err(Failure::new(format!("{} ended with {code:?}", exec.command))),
     }
 }
 

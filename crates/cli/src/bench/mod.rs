@@ -7,6 +7,7 @@ mod exec;
 mod numbers;
 mod place;
 mod pull;
+mod qos;
 
 use std::future::Future;
 use std::time::{Duration, Instant};
@@ -61,10 +62,13 @@ pub(crate) enum PlatformBench {
     /// A burst of sandboxes on a node without their images' content
     #[command(after_help = pull::EXAMPLES)]
     Pull(pull::PullBench),
+    /// What a latency-sensitive sandbox feels of busy others
+    #[command(after_help = qos::EXAMPLES)]
+    Qos(qos::QosBench),
 }
 
 /// How much of it.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Load {
     /// Image to use [default: the only one there is]
     #[arg(long, value_name = "NAME")]
@@ -129,6 +133,7 @@ async fn on_platform(context: &Context, command: PlatformBench) -> Outcome {
             PlatformBench::Output(args) => bulk::output(context, args).await,
             PlatformBench::Files(args) => bulk::files(context, args).await,
             PlatformBench::Pull(args) => pull::run(context, args).await,
+            PlatformBench::Qos(args) => qos::run(context, args).await,
         }
     };
     let report = tokio::select! {

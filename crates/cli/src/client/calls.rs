@@ -12,7 +12,7 @@ use dsec_proto::rest::{
     MemberList, MoveRequest, NodeStatus, PackRequest, Packed, Pool, PoolList, PoolSyncRequest,
     PrefetchRequest, PtySize, PullRequest, Sandbox, SandboxList, Session, SessionList, SessionRequest,
     SignalRequest, StopRequest, Task, TaskList, TaskOutcome, TaskWaitRequest, TaskWaited, Token,
-    TokenRequest,
+    TokenRequest, UpdateSandboxRequest,
 };
 use reqwest::{Method, RequestBuilder, Response, header};
 use serde::{Deserialize, Serialize};
@@ -190,6 +190,15 @@ impl Client {
         let request =
             self.request(Method::POST, &format!("/sandboxes/{id}/stop")).json(&StopRequest { grace_ms });
         self.json_within(request, self.answer_timeout() + Duration::from_millis(grace_ms)).await
+    }
+
+    /// Gives a sandbox other limits.
+    pub(crate) async fn update(
+        &self,
+        id: &SandboxId,
+        request: &UpdateSandboxRequest,
+    ) -> Result<Sandbox, ClientError> {
+        self.json(self.request(Method::PATCH, &format!("/sandboxes/{id}")).json(request)).await
     }
 
     /// How many sandboxes there are, as the server knows.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use clap_complete::engine::ArgValueCandidates;
-use dsec_model::{ErrorKind, TaskId};
+use dsec_model::{CpuClass, ErrorKind, TaskId};
 use dsec_proto::rest::{
     BACKEND_CONTAINER, CREATE_AT_ONCE_MAX, CREATE_MANY_MAX, CreateManyEvent, CreateManyRequest,
     CreateSandboxRequest,
@@ -57,9 +57,15 @@ pub(crate) struct SandboxOptions {
     /// Cores; fractions are allowed
     #[arg(long, value_name = "N")]
     pub(crate) cpus: Option<f64>,
-    /// Share of CPU under contention, 1 to 10000
+    /// CPU time in ms that it may save up while it uses less than its cores [default: as much as they give in 100 ms, up to 200]
+    #[arg(long, value_name = "MS")]
+    pub(crate) cpu_burst: Option<u64>,
+    /// Share of CPU among those of its class under contention, 1 to 10000
     #[arg(long, value_name = "N")]
     pub(crate) cpu_weight: Option<u64>,
+    /// latency_sensitive: its share of a busy node at once; best_effort: what the others leave [default: the node's]
+    #[arg(long, value_name = "CLASS", value_parser = parse::cpu_class())]
+    pub(crate) cpu_class: Option<CpuClass>,
     /// Processes and threads
     #[arg(long, value_name = "N")]
     pub(crate) pids: Option<u64>,
@@ -126,7 +132,9 @@ impl SandboxOptions {
             toolkits: self.toolkit,
             memory_limit_mb: self.memory,
             cpu_cores_limit: self.cpus,
+            cpu_burst_ms: self.cpu_burst,
             cpu_weight: self.cpu_weight,
+            cpu_class: self.cpu_class,
             pids_limit: self.pids,
             open_files_limit: self.open_files,
             disk_limit_mb: self.disk,

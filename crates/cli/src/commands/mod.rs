@@ -35,6 +35,7 @@ pub(crate) mod status;
 pub(crate) mod stop;
 mod stream;
 pub(crate) mod task;
+pub(crate) mod update;
 
 use crate::cli::{Cli, Command, Global};
 use crate::client::Client;
@@ -102,6 +103,7 @@ pub(crate) async fn dispatch(cli: Cli) -> Outcome {
         Command::Logs(args) => logs::logs(&Context::new(global)?, &args).await,
         Command::Inspect(args) => logs::inspect(&Context::new(global)?, &args).await,
         Command::Pack(args) => pack::pack(&Context::new(global)?, args).await,
+        Command::Update(args) => update::update(&Context::new(global)?, args).await,
         Command::Stop(args) => stop::stop(&Context::new(global)?, args).await,
         Command::Bench(command) => crate::bench::bench(global, command).await,
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use dsec_proto::rest::{
     CreateSandboxRequest, NodeHealth, PackRequest, Packed, Sandbox, SandboxList, StopRequest,
+    UpdateSandboxRequest,
 };
 use utoipa::IntoParams;
 
@@ -96,6 +97,15 @@ pub async fn list(call: Call) -> Reply {
     responses((status = 200, description = "Its record.", body = Sandbox)))]
 pub async fn get(call: SandboxCall) -> Reply {
     call.look().await
+}
+
+/// Gives a sandbox that runs other limits of CPU time, for what runs in it already too.
+#[utoipa::path(patch, path = "/v1/sandboxes/{id}", operation_id = "update_sandbox", tag = "sandboxes",
+    params(("id" = String, Path, description = "The sandbox.")),
+    request_body = UpdateSandboxRequest,
+    responses((status = 200, description = "Its record, with the limits in force.", body = Sandbox)))]
+pub async fn update(call: SandboxCall) -> Reply {
+    call.forward_json().await
 }
 
 /// Ends a sandbox and waits until nothing is left of it.

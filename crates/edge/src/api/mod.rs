@@ -65,7 +65,7 @@ fn around(paths: Router<Arc<Node>>, node: Arc<Node>) -> Router {
 
 fn paths() -> Router<Arc<Node>> {
     let sandbox = Router::new()
-        .route("/", get(sandboxes::get).delete(sandboxes::delete))
+        .route("/", get(sandboxes::get).patch(sandboxes::update).delete(sandboxes::delete))
         .route("/stop", post(sandboxes::stop))
         .route("/logs", get(sandboxes::logs))
         .route("/pack", post(packs::pack))

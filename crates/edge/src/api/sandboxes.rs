@@ -13,7 +13,8 @@ use dsec_image::layer::LayerId;
 use dsec_model::{EndReason, ErrorKind};
 use dsec_proto::rest::{
     ApiError, CreateSandboxRequest, FenceRequest, Fenced, GRACE_MAX_MS, IDEMPOTENCY_ATTEMPT, IDEMPOTENCY_KEY,
-    Position, Sandbox, SandboxFilter, SandboxList, StopRequest, WAIT_DEFAULT_MS, WAIT_MAX_MS, parse_state,
+    Position, Sandbox, SandboxFilter, SandboxList, StopRequest, UpdateSandboxRequest, WAIT_DEFAULT_MS,
+    WAIT_MAX_MS, parse_state,
 };
 use serde::Deserialize;
 
@@ -175,6 +176,16 @@ pub(super) async fn get(
 async fn end(node: &Node, caller: &Caller, id: &str, grace_ms: u64) -> Answer {
     let handle = caller.find(node, id)?;
     let record = handle.stop(EndReason::Asked, grace_ms.min(GRACE_MAX_MS)).await?;
+    Ok(json(StatusCode::OK, &*record))
+}
+
+pub(super) async fn update(
+    State(node): Shared,
+    caller: Caller,
+    PathOf(id): PathOf<String>,
+    Json(request): Json<UpdateSandboxRequest>,
+) -> Answer {
+    let record = caller.find(&node, &id)?.update(request).await?;
     Ok(json(StatusCode::OK, &*record))
 }
 

@@ -14,7 +14,7 @@ use dsec_backend::Instance;
 use dsec_model::lifecycle::step;
 use dsec_model::{Action, EndReason, Event, State};
 use dsec_proto::guest::{Empty, Request};
-use dsec_proto::rest::{ApiError, LaunchPhase};
+use dsec_proto::rest::{ApiError, LaunchPhase, SandboxLimits, UpdateSandboxRequest};
 use futures_util::FutureExt;
 use serde_json::json;
 use tokio::io::unix::AsyncFd;
@@ -24,12 +24,12 @@ use tokio::time::Instant;
 
 use super::idle::Idle;
 use super::record::{self, Stored};
-use super::{Grip, Handle, Live, Message, usage};
+use super::{Grip, Handle, Live, Message, plan, usage};
 use crate::admit::Permit;
 use crate::charges::Counted;
 use crate::clock::now_ms;
 use crate::ended::Ended;
-use crate::error::chain;
+use crate::error::{chain, internal, not_running};
 use crate::guest::Connection;
 use crate::guest::codec::watched;
 use crate::layers::LayerUse;
@@ -173,6 +173,9 @@ impl Actor {
             }
             Some(message) = self.mailbox.recv() => match message {
                 Message::Stop { reason, grace_ms } => self.apply(Event::StopAsked { reason, grace_ms }).await,
+                Message::Update { request, reply } => {
+                    let _hung_up = reply.send(self.update(&request).await);
+                }
                 Message::NoteUse => {
                     self.stored.sandbox.last_active_ms = self.handle.activity.last_active_ms();
                     self.write().await;
@@ -229,6 +232,26 @@ impl Actor {
         } else if self.ttl().is_some_and(|ttl| self.handle.activity.look(ttl) == Idle::Over) {
             self.apply(Event::StopAsked { reason: EndReason::Idle, grace_ms: 0 }).await;
         }
+    }
+
+    async fn update(&mut self, request: &UpdateSandboxRequest) -> Result<(), ApiError> {
+        let running = self.grip.clone().filter(|_| self.state == State::Running);
+        let grip = running.ok_or_else(|| not_running(&self.stored.sandbox))?;
+        let limits = plan::updated(&self.stored.spec.limits, request, &self.node.room.capacity())?;
+        let wanted = limits.clone();
+        let set = tokio::task::spawn_blocking(move || grip.with(|instance| instance.set_cpu(&wanted)));
+        match set.await.map_err(|e| internal("the limits could not be set", &e))? {
+            None => return Err(not_running(&self.stored.sandbox)),
+            Some(set) => set.map_err(|e| internal("the limits could not be set", &e))?,
+        }
+        self.handle
+            .events
+            .push("updated", json!({ "cpu_class": limits.cpu_class, "cpu_weight": limits.cpu_weight }));
+        self.stored.sandbox.limits = SandboxLimits::from(&limits);
+        self.stored.spec.limits = limits;
+        self.handle.publish(self.stored.sandbox.clone());
+        self.write().await;
+        Ok(())
     }
 
     fn ttl(&self) -> Option<Duration> {

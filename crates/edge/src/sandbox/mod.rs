@@ -14,9 +14,9 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use dsec_backend::Instance;
 use dsec_model::{EndReason, ErrorKind, SandboxId, State};
-use dsec_proto::rest::{ApiError, Sandbox, Usage};
+use dsec_proto::rest::{ApiError, Sandbox, UpdateSandboxRequest, Usage};
 use serde_json::json;
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use crate::error::{agent_gone, not_running};
 use crate::guest::Connection;
@@ -39,6 +39,13 @@ pub enum Message {
         reason: EndReason,
         /// Milliseconds between SIGTERM and SIGKILL.
         grace_ms: u64,
+    },
+    /// Give it other limits, and say when they hold.
+    Update {
+        /// What is to be other.
+        request: UpdateSandboxRequest,
+        /// Who waits.
+        reply: oneshot::Sender<Result<(), ApiError>>,
     },
     /// Write the record down again: its last use has moved.
     NoteUse,
@@ -217,6 +224,31 @@ impl Handle {
         let _ = self.mailbox.try_send(Message::NoteUse);
     }
 
+    /// Gives it other limits. If the caller hangs up, they are changed all the same.
+    ///
+    /// # Errors
+    /// They cannot be had; it has ended or is ending. Then nothing has changed.
+    pub async fn update(&self, request: UpdateSandboxRequest) -> Result<Arc<Sandbox>, ApiError> {
+        let (reply, updated) = oneshot::channel();
+        match self.mailbox.try_send(Message::Update { request, reply }) {
+            Err(mpsc::error::TrySendError::Full(_)) => return Err(self.flooded()),
+            Err(mpsc::error::TrySendError::Closed(_)) => return Err(not_running(&self.record.borrow())),
+            Ok(()) => {}
+        }
+        match updated.await {
+            Ok(updated) => updated.map(|()| self.record()),
+            Err(_ended) => Err(not_running(&self.record.borrow())),
+        }
+    }
+
+    fn flooded(&self) -> ApiError {
+        ApiError::new(
+            ErrorKind::Unavailable,
+            format!("{MAILBOX} requests to end or update sandbox {} wait already", self.id),
+        )
+        .hint("wait for one of them")
+    }
+
     /// Asks for its end and waits until nothing is left of it. Many may ask; all get the one result.
     ///
     /// # Errors
@@ -228,11 +260,7 @@ impl Handle {
             let sent = self.mailbox.try_send(Message::Stop { reason, grace_ms });
             // A full mailbox before a stop holds stops already; a closed one belongs to an end in progress.
             if matches!(sent, Err(mpsc::error::TrySendError::Full(_))) && state != State::Stopping {
-                return Err(ApiError::new(
-                    ErrorKind::Unavailable,
-                    format!("{MAILBOX} requests to end sandbox {} wait already", self.id),
-                )
-                .hint("wait for one of them"));
+                return Err(self.flooded());
             }
         }
         Ok(self.wait_for(|_| false).await)

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use dsec_image::ImageConfig;
-use dsec_model::limits::cores_to_millis;
+use dsec_model::limits::{burst_ms_max, cores_to_millis};
 use dsec_model::{Capacity, ErrorKind, Limits, PoolName};
-use dsec_proto::rest::{ApiError, BACKEND_CONTAINER, CreateSandboxRequest};
+use dsec_proto::rest::{ApiError, BACKEND_CONTAINER, CreateSandboxRequest, UpdateSandboxRequest};
 
 use crate::error::{bad_limit, invalid, invalid_field};
 use crate::sandbox::run;
@@ -169,9 +169,11 @@ pub fn check_user(field: &str, user: &str) -> Result<(), ApiError> {
 
 /// Limits of a sandbox that does not say which it wants: no more than the node has.
 pub fn defaults_on(defaults: &Limits, node: &Capacity) -> Limits {
+    let cpu_millis = defaults.cpu_millis.min(node.cpu_millis);
     Limits {
         memory_mib: defaults.memory_mib.min(node.memory_mib),
-        cpu_millis: defaults.cpu_millis.min(node.cpu_millis),
+        cpu_millis,
+        cpu_burst_ms: defaults.cpu_burst_ms.min(burst_ms_max(cpu_millis)),
         disk_mib: defaults.disk_mib.min(node.disk_mib),
         ..defaults.clone()
     }
@@ -191,7 +193,9 @@ fn limits(request: &CreateSandboxRequest, defaults: &Limits, node: &Capacity) ->
     Ok(Limits {
         memory_mib: request.memory_limit_mb.unwrap_or(defaults.memory_mib),
         cpu_millis,
+        cpu_burst_ms: request.cpu_burst_ms.unwrap_or(defaults.cpu_burst_ms.min(burst_ms_max(cpu_millis))),
         cpu_weight: request.cpu_weight.unwrap_or(defaults.cpu_weight),
+        cpu_class: request.cpu_class.unwrap_or(defaults.cpu_class),
         pids: request.pids_limit.unwrap_or(defaults.pids),
         nofile: request.open_files_limit.unwrap_or(defaults.nofile),
         disk_mib: request.disk_limit_mb.unwrap_or(defaults.disk_mib),
@@ -199,6 +203,23 @@ fn limits(request: &CreateSandboxRequest, defaults: &Limits, node: &Capacity) ->
         max_lifetime_s: request.max_lifetime.unwrap_or(defaults.max_lifetime_s),
         ttl_running_stop_s: request.ttl_running_stop.unwrap_or(defaults.ttl_running_stop_s),
     })
+}
+
+/// The limits of a sandbox with what an update asks for over them.
+///
+/// # Errors
+/// It asks for nothing, or for what cannot be had.
+pub fn updated(limits: &Limits, request: &UpdateSandboxRequest, node: &Capacity) -> Result<Limits, ApiError> {
+    if *request == UpdateSandboxRequest::default() {
+        return Err(invalid("the request updates nothing").hint("give cpu_class, cpu_weight or both"));
+    }
+    let limits = Limits {
+        cpu_weight: request.cpu_weight.unwrap_or(limits.cpu_weight),
+        cpu_class: request.cpu_class.unwrap_or(limits.cpu_class),
+        ..limits.clone()
+    };
+    limits.check(node).map_err(|e| bad_limit(&e))?;
+    Ok(limits)
 }
 
 /// An image's environment with other variables over it, by name.
@@ -244,8 +265,11 @@ mod tests {
 
     #[test]
     fn defaults_are_lowered_to_the_node_and_wishes_are_not() {
+        let of_one_core = Capacity { cpu_millis: 1000, ..NODE };
+        defaults_on(&Limits::default(), &of_one_core).check(&of_one_core).unwrap();
         let limits = check(&request(), &Limits::default(), &NODE).unwrap();
         assert_eq!((limits.memory_mib, limits.disk_mib), (1000, 8000));
+        assert_eq!((limits.cpu_millis, limits.cpu_burst_ms), (2000, 200));
         let error = refused(|r| r.memory_limit_mb = Some(1001));
         assert_eq!(error.0.detail["field"], "memory_limit_mb");
     }
@@ -260,6 +284,7 @@ mod tests {
         assert_eq!(field(refused(|r| r.init_user = Some("a b".into()))), "init_user");
         assert_eq!(field(refused(|r| r.cpu_cores_limit = Some(f64::NAN))), "cpu_cores_limit");
         assert_eq!(field(refused(|r| r.cpu_cores_limit = Some(9.0))), "cpu_cores_limit");
+        assert_eq!(field(refused(|r| r.cpu_burst_ms = Some(201))), "cpu_burst_ms");
         assert_eq!(field(refused(|r| drop(r.labels.insert("k".repeat(64), "v".into())))), "labels");
         assert_eq!(field(refused(|r| drop(r.env.insert("A=B".into(), "v".into())))), "env");
     }

@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::support::client::Client;
-use crate::support::{World, files, until};
+use crate::support::{Edge, World, files, until};
+use dsec_model::CpuClass;
 use serde_json::json;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -52,6 +53,45 @@ async fn a_sandbox_is_created_listed_looked_at_and_stopped() {
         assert!(logs.contains(&format!("\"event\":\"{event}\"")), "{event} is not in {logs}");
     }
     assert_eq!(std::fs::read_dir(world.state.join("sandboxes")).unwrap().count(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn limits_of_cpu_time_change_while_it_runs_and_stay_changed() {
+    let world = World::new();
+    let edge = world.ready().await;
+    let made = edge.client.create_with(json!({ "cpu_class": "best_effort", "cpu_cores_limit": 1 })).await;
+    assert_eq!(made["limits"]["cpu_class"], "best_effort");
+    assert_eq!(made["limits"]["cpu_burst_ms"], 100);
+    let path = format!("/v1/sandboxes/{}", made["id"].as_str().unwrap());
+    let update = async |edge: &Edge, body| {
+        edge.client.send("PATCH", &path, &[], serde_json::Value::to_string(&body)).await
+    };
+    for (body, field) in [
+        (json!({}), None),
+        (json!({ "cpu_weight": 0 }), Some("cpu_weight")),
+        (json!({ "cpu_class": "fast" }), None),
+        (json!({ "memory_limit_mb": 7 }), None),
+    ] {
+        let refused = update(&edge, body).await.refused(400, "invalid_argument");
+        assert_eq!(refused["detail"]["field"].as_str(), field, "{refused}");
+    }
+    let updated = update(&edge, json!({ "cpu_class": "latency_sensitive" })).await.expect(200);
+    assert_eq!(updated["limits"]["cpu_class"], "latency_sensitive");
+    assert_eq!(updated["limits"]["cpu_weight"], 100);
+    update(&edge, json!({ "cpu_weight": 50 })).await.expect(200);
+    assert_eq!(
+        *world.host.cpu_set.lock().unwrap(),
+        [(CpuClass::LatencySensitive, 100), (CpuClass::LatencySensitive, 50)]
+    );
+    drop(edge);
+    let edge = world.edge();
+    let limits = edge.client.get(&path).await.expect(200)["limits"].clone();
+    assert_eq!(
+        (limits["cpu_class"].as_str(), limits["cpu_weight"].as_u64()),
+        (Some("latency_sensitive"), Some(50))
+    );
+    edge.client.delete(&path).await.expect(200);
+    update(&edge, json!({ "cpu_weight": 60 })).await.refused(409, "conflict");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -33,7 +33,7 @@ permissions! {
     SandboxCreate = "sandbox.create",
     /// Run commands in sandboxes, read and write their files, reach their ports.
     SandboxUse = "sandbox.use",
-    /// Pause, resume and stop sandboxes.
+    /// Pause, resume, update and stop sandboxes.
     SandboxStop = "sandbox.stop",
     /// See layers and start from them.
     LayerRead = "layer.read",

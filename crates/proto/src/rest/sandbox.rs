@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use dsec_model::iam::ProjectPath;
-use dsec_model::{EndReason, Limits, SandboxId, State, TaskId};
+use dsec_model::{CpuClass, EndReason, Limits, SandboxId, State, TaskId};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -41,9 +41,17 @@ pub struct CreateSandboxRequest {
     /// Cores; fractions are allowed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_cores_limit: Option<f64>,
-    /// Share of CPU under contention, 1 to 10,000 (100 is the usual one).
+    /// CPU time, ms, that it saves up while it uses less than its cores and may use later: at most what they give in 100 ms. Default: as
+    /// much, up to 200.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_burst_ms: Option<u64>,
+    /// Share of CPU among those of its class under contention, 1 to 10,000 (100 is the usual one).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_weight: Option<u64>,
+    /// `latency_sensitive`: it gets its share of a busy node at once; `best_effort`: it gets what the others leave. Default: the node's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, example = "best_effort")]
+    pub cpu_class: Option<CpuClass>,
     /// Processes and threads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pids_limit: Option<u64>,
@@ -107,6 +115,19 @@ pub struct CreateSandboxRequest {
     pub exec: Option<ExecRequest>,
 }
 
+/// Other limits for a sandbox that runs. What is left out stays as it is.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct UpdateSandboxRequest {
+    /// Share of CPU among those of its class under contention, 1 to 10,000.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_weight: Option<u64>,
+    /// `latency_sensitive` or `best_effort`. It counts for what runs already too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, example = "best_effort")]
+    pub cpu_class: Option<CpuClass>,
+}
+
 /// One read-only layer of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SandboxLayer {
@@ -128,8 +149,15 @@ pub struct SandboxLimits {
     pub memory_limit_mb: u64,
     /// Cores.
     pub cpu_cores_limit: f64,
-    /// Share of CPU under contention.
+    /// CPU time that it may save up, ms.
+    #[serde(default)]
+    pub cpu_burst_ms: u64,
+    /// Share of CPU among those of its class under contention.
     pub cpu_weight: u64,
+    /// `latency_sensitive` or `best_effort`.
+    #[serde(default)]
+    #[schema(value_type = String, example = "latency_sensitive")]
+    pub cpu_class: CpuClass,
     /// Processes and threads.
     pub pids_limit: u64,
     /// Open files a process.
@@ -149,7 +177,9 @@ impl From<&Limits> for SandboxLimits {
         Self {
             memory_limit_mb: l.memory_mib,
             cpu_cores_limit: l.cpu_millis as f64 / 1000.0,
+            cpu_burst_ms: l.cpu_burst_ms,
             cpu_weight: l.cpu_weight,
+            cpu_class: l.cpu_class,
             pids_limit: l.pids,
             open_files_limit: l.nofile,
             disk_limit_mb: l.disk_mib,

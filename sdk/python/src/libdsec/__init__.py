@@ -3,7 +3,7 @@
 The names here are asynchronous; :mod:`libdsec.sync` has the same ones without `await`.
 """
 
-from ._args import DSecContainerRunArgs, DSecExecArgs, RegistryCredentials
+from ._args import CpuClass, DSecContainerRunArgs, DSecExecArgs, RegistryCredentials
 from ._bodies import Data
 from ._client import DSecClient
 from ._commands import Process
@@ -78,6 +78,7 @@ __all__ = [
     "ConnectionFailed",
     "ContentCounts",
     "Counts",
+    "CpuClass",
     "DSecClient",
     "DSecContainerRunArgs",
     "DSecError",

@@ -6,9 +6,12 @@ import base64
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from .errors import InvalidArgument
+
+#: How a sandbox stands to others on a busy node.
+CpuClass = Literal["latency_sensitive", "best_effort"]
 
 #: Bytes of each stream that an answer carries inline; the rest is fetched. The API's own default.
 INLINE_LIMIT = 1 << 20
@@ -110,8 +113,14 @@ class DSecContainerRunArgs:
     memory_limit_mb: int | None = None
     #: Cores; fractions are allowed.
     cpu_cores_limit: float | None = None
-    #: Share of CPU under contention, 1 to 10,000; 100 is the usual one.
+    #: CPU time, ms, that it saves up while it uses less than its cores and may use later: at most what they
+    #: give in 100 ms. Default: as much, up to 200.
+    cpu_burst_ms: int | None = None
+    #: Share of CPU among those of its class under contention, 1 to 10,000; 100 is the usual one.
     cpu_weight: int | None = None
+    #: `latency_sensitive`: it gets its share of a busy node at once. `best_effort`: it gets what the others
+    #: leave. Default: the node's.
+    cpu_class: CpuClass | None = None
     #: Processes and threads.
     pids_limit: int | None = None
     #: Open files a process.
@@ -165,7 +174,9 @@ class DSecContainerRunArgs:
             toolkits=list(self.toolkits) or None,
             memory_limit_mb=self.memory_limit_mb,
             cpu_cores_limit=self.cpu_cores_limit,
+            cpu_burst_ms=self.cpu_burst_ms,
             cpu_weight=self.cpu_weight,
+            cpu_class=self.cpu_class,
             pids_limit=self.pids_limit,
             open_files_limit=self.open_files_limit,
             disk_limit_mb=self.disk_limit_mb,

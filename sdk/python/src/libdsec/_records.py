@@ -38,7 +38,10 @@ class SandboxLimits:
 
     memory_limit_mb: int = 0
     cpu_cores_limit: float = 0.0
+    cpu_burst_ms: int = 0
     cpu_weight: int = 0
+    #: `latency_sensitive` or `best_effort`.
+    cpu_class: str = ""
     pids_limit: int = 0
     open_files_limit: int = 0
     disk_limit_mb: int = 0

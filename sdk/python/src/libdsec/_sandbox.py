@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from ._args import DSecExecArgs, set_only
+from ._args import CpuClass, DSecExecArgs, set_only
 from ._cleanup import shielded
 from ._commands import Commands, Process
 from ._files import Files
@@ -135,6 +135,18 @@ class Sandbox:
                 reason = self._info.reason
                 why = f"{reason.code} {reason.message}".rstrip() if reason else "no reason"
                 raise Conflict(f"{self.id} ended as {self.state} ({why}) and is not {state}")
+
+    async def update(
+        self, *, cpu_class: CpuClass | None = None, cpu_weight: int | None = None
+    ) -> SandboxInfo:
+        """Gives it other limits of CPU time while it runs, for what runs in it already too.
+
+        `cpu_class` and `cpu_weight`: as in `DSecContainerRunArgs`; what is left out stays as it is.
+        """
+        body = set_only(cpu_class=cpu_class, cpu_weight=cpu_weight)
+        data = await self._transport.json("PATCH", self._path, body=body, retry=Retry.SAFE)
+        self._info = SandboxInfo.of(data)
+        return self._info
 
     async def stop(self, *, grace: float = 0.0, timeout: float | None = None) -> SandboxInfo:
         """Ends it and returns when nothing of it is left; one that has ended answers its record.

@@ -23,6 +23,7 @@ use dsec_edge::config::Config;
 use dsec_edge::launch::Launch;
 use dsec_edge::node::Node;
 use dsec_edge::server::{Socket, serve};
+use dsec_model::{CpuClass, Limits};
 
 use client::Client;
 use content::FakeContent;
@@ -63,6 +64,8 @@ pub struct Host {
     pub content: content::State,
     pub swept: Mutex<Vec<String>>,
     pub cleaned: Mutex<Vec<String>>,
+    /// Class and weight of every change of CPU limits.
+    pub cpu_set: Mutex<Vec<(CpuClass, u64)>>,
     pub down: AtomicBool,
     pub over_file_limit: AtomicBool,
     pub writing: AtomicBool,
@@ -201,6 +204,11 @@ impl Instance for FakeInstance {
             disk_bytes: self.guest.disk.fetch_add(1, Ordering::SeqCst),
             ..RawUsage::default()
         }
+    }
+
+    fn set_cpu(&self, limits: &Limits) -> Result<(), BackendError> {
+        self.host.cpu_set.lock().unwrap().push((limits.cpu_class, limits.cpu_weight));
+        Ok(())
     }
 
     fn socket_bytes(&self) -> u64 {

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from .. import _client, _commands, _files, _iam, _images, _ports, _sandbox
-from .._args import DSecContainerRunArgs, RegistryCredentials
+from .._args import CpuClass, DSecContainerRunArgs, RegistryCredentials
 from .._bodies import Data
 from .._commands import StreamName
 from .._files import LocalPath, RemotePath
@@ -735,6 +735,13 @@ class Sandbox:
         seconds.
         """
         return self._portal.call(self._inner.wait(state, timeout=timeout))
+
+    def update(self, *, cpu_class: CpuClass | None = None, cpu_weight: int | None = None) -> SandboxInfo:
+        """Gives it other limits of CPU time while it runs, for what runs in it already too.
+
+        `cpu_class` and `cpu_weight`: as in `DSecContainerRunArgs`; what is left out stays as it is.
+        """
+        return self._portal.call(self._inner.update(cpu_class=cpu_class, cpu_weight=cpu_weight))
 
     def stop(self, *, grace: float = 0.0, timeout: float | None = None) -> SandboxInfo:
         """Ends it and returns when nothing of it is left; one that has ended answers its record.
