@@ -54,7 +54,7 @@ impl Default for Policy {
     fn default() -> Self {
         Self {
             sandboxes_max: 4000,
-            memory_overcommit: 256,
+            memory_overcommit: 1024,
             memory_reserve_mib: 512,
             memory_pressure_max: 0.2,
             cpu_overcommit: 4096,
@@ -296,7 +296,7 @@ mod tests {
             (Shortage::Sandboxes, "4000 sandboxes", |node| node.promised.sandboxes = 4000),
             (Shortage::Memory, "500 MiB of memory are free", |node| node.observed.memory_available_mib = 500),
             (Shortage::MemoryPromised, "MiB of memory would be promised", |node| {
-                node.promised.memory_mib = 24_000 * 256;
+                node.promised.memory_mib = 24_000 * 1024;
             }),
             (Shortage::MemoryPressure, "memory in 21 %", |node| node.observed.memory_pressure = 0.21),
             (Shortage::CpuPromised, "8193 cores would be promised, and 8192", |node| {

@@ -46,14 +46,18 @@ pub(crate) struct CreateBench {
     hold: bool,
 }
 
-struct Sample {
-    create: Duration,
+/// One sandbox.
+pub(super) struct Sample {
+    /// From the request to the end of its first command.
+    pub(super) create: Duration,
     stop: Option<Duration>,
-    id: SandboxId,
+    /// Its id.
+    pub(super) id: SandboxId,
     phases: Vec<LaunchPhase>,
 }
 
-struct Plan<'a> {
+/// What is sent for each sandbox.
+pub(super) struct Plan<'a> {
     context: &'a Context,
     create: Bytes,
     exec: Bytes,
@@ -62,7 +66,7 @@ struct Plan<'a> {
 
 /// Measures.
 pub(super) async fn run(context: &Context, args: CreateBench) -> Result<Report, Failure> {
-    let plan = Plan::new(context, args.load.request(context).await?, &args)?;
+    let plan = Plan::new(context, args.load.request(context).await?, args.one_call)?;
     let load = args.load.clone();
     // A warm-up's sandboxes must not stand beside the ones that are measured.
     let once = |counts| plan.once(args.hold && counts);
@@ -91,22 +95,24 @@ pub(super) async fn run(context: &Context, args: CreateBench) -> Result<Report, 
 }
 
 impl<'a> Plan<'a> {
-    fn new(
+    /// Of one request for a sandbox. `one_call`: its first command goes with it.
+    pub(super) fn new(
         context: &'a Context,
         mut request: CreateSandboxRequest,
-        args: &CreateBench,
+        one_call: bool,
     ) -> Result<Self, Failure> {
         let exec = ExecRequest { argv: vec!["/bin/true".into()], wait: true, ..ExecRequest::default() };
         let text = |value: serde_json::Result<Vec<u8>>| {
             value.map(Bytes::from).map_err(|error| Failure::new(format!("cannot write JSON: {error}")))
         };
         let exec_text = text(serde_json::to_vec(&exec))?;
-        request.exec = args.one_call.then_some(exec);
+        request.exec = one_call.then_some(exec);
         let create = text(serde_json::to_vec(&request))?;
-        Ok(Self { context, create, exec: exec_text, one_call: args.one_call })
+        Ok(Self { context, create, exec: exec_text, one_call })
     }
 
-    async fn once(&self, hold: bool) -> Result<Sample, Failure> {
+    /// Makes one, has it run a command, and ends it unless it is to be held.
+    pub(super) async fn once(&self, hold: bool) -> Result<Sample, Failure> {
         let start = Instant::now();
         let sandbox: Sandbox = self.post("/sandboxes", &self.create).await?;
         let ran = self.first_exec(&sandbox).await;
@@ -129,7 +135,12 @@ impl<'a> Plan<'a> {
                 None => Err(Failure::new("the answer has no first_exec")),
             };
         }
-        succeeded(&self.post(&format!("/sandboxes/{}/execs", sandbox.id), &self.exec).await?)
+        self.exec(&sandbox.id).await
+    }
+
+    /// One command in it, there and back.
+    pub(super) async fn exec(&self, id: &SandboxId) -> Result<(), Failure> {
+        succeeded(&self.post(&format!("/sandboxes/{id}/execs"), &self.exec).await?)
     }
 
     async fn post<T: serde::de::DeserializeOwned>(&self, path: &str, body: &Bytes) -> Result<T, Failure> {
@@ -144,7 +155,8 @@ impl<'a> Plan<'a> {
         Ok(start.elapsed())
     }
 
-    async fn stop_all(&self, samples: &mut Samples<Sample>, at_once: usize) {
+    /// Ends those that were held.
+    pub(super) async fn stop_all(&self, samples: &mut Samples<Sample>, at_once: usize) {
         let stops = stream::iter(samples.good.iter_mut().map(|sample| async {
             match self.stop(&sample.id).await {
                 Ok(took) => sample.stop = Some(took),

@@ -3,6 +3,7 @@
 
 mod bulk;
 mod create;
+mod density;
 mod exec;
 mod numbers;
 mod place;
@@ -50,6 +51,9 @@ pub(crate) enum PlatformBench {
     /// From create to the first successful command
     #[command(after_help = create::EXAMPLES)]
     Create(create::CreateBench),
+    /// Many that live at once, and what they cost while nobody uses them
+    #[command(after_help = density::EXAMPLES)]
+    Density(density::DensityBench),
     /// One command in a sandbox, there and back
     #[command(after_help = exec::EXAMPLES)]
     Exec(exec::ExecBench),
@@ -129,6 +133,7 @@ async fn on_platform(context: &Context, command: PlatformBench) -> Outcome {
     let run = async {
         match command {
             PlatformBench::Create(args) => create::run(context, args).await,
+            PlatformBench::Density(args) => density::run(context, args).await,
             PlatformBench::Exec(args) => exec::run(context, args).await,
             PlatformBench::Output(args) => bulk::output(context, args).await,
             PlatformBench::Files(args) => bulk::files(context, args).await,
