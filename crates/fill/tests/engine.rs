@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use dsec_fill::cache::{Cache, Mark};
+use dsec_fill::cache::{Cache, LetGo, Mark};
 use dsec_fill::engine::{Engine, FillError, Limits};
 use futures_util::future::join_all;
 use proptest::prelude::*;
@@ -258,6 +258,20 @@ async fn an_index_that_is_not_the_blobs_is_refused() {
     bench.store.fail(Fault::None, 0);
     assert!(matches!(bench.engine.blob(other.id()).await, Err(FillError::Missing { .. })));
     bench.engine.blob(made.id()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_blob_that_somebody_is_at_work_with_is_not_let_go_of() {
+    let made = made();
+    let bench = Bench::new(&[&made], quick());
+    let blob = bench.engine.blob(made.id()).await.unwrap();
+    assert_eq!(bench.engine.let_go(made.id()), LetGo::InUse);
+    drop(blob);
+    let cached = bench.engine.cache().blob(made.id()).unwrap();
+    assert_eq!(bench.engine.let_go(made.id()), LetGo::InUse, "the cache gave it to somebody");
+    drop(cached);
+    assert_eq!(bench.engine.let_go(made.id()), LetGo::Gone);
+    assert!(bench.engine.known(made.id()).unwrap().is_none());
 }
 
 #[test]

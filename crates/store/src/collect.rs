@@ -44,7 +44,7 @@ use tokio::time::Instant;
 use crate::error::StoreError;
 use crate::lease::{Brief, Leases, read_brief};
 use crate::mark::{Marks, Tier};
-use crate::store::{Found, RECORD_MAX, Store, json, random};
+use crate::store::{Found, RECORD_MAX, Store, json};
 use crate::{key, lease, names};
 
 /// Objects in one list: a wait for it stays short, and the marking before each is done once for many.
@@ -251,7 +251,7 @@ impl Collector {
         collected: &mut Collected,
     ) -> Result<(), StoreError> {
         let begun = Instant::now();
-        let place = format!("{}/{}", key::COLLECT, random()?);
+        let place = format!("{}/{}", key::COLLECT, self.store.random()?);
         let keys = candidates.iter().map(|object| object.key.clone()).collect();
         let void = self.settings.list_time + 2 * self.removal_max();
         let list = List { void_ms: void.as_millis() as u64, keys };
@@ -285,9 +285,8 @@ impl Collector {
                     return Ok(None);
                 }
                 let removal = tokio::time::timeout(removal_max, store.delete_once(&object.key)).await;
-                let source = || format!("its removal did not end in {removal_max:?}").into();
-                removal
-                    .map_err(|_| StoreError::Unavailable { what: object.key.clone(), source: source() })??;
+                let source = || format!("its removal did not end in {removal_max:?}");
+                removal.map_err(|_| store.unavailable(&object.key, source()))??;
                 Ok::<_, StoreError>(Some(object))
             })
             .buffer_unordered(REQUESTS_MAX);
@@ -349,7 +348,7 @@ impl Collector {
         let what = directory.display().to_string();
         let walk = tokio::task::spawn_blocking(move || remove_halves(&directory, before_ms)).await;
         walk.unwrap_or_else(|error| Err(std::io::Error::other(error)))
-            .map_err(|error| StoreError::Unavailable { what, source: Box::new(error) })
+            .map_err(|error| self.store.unavailable(what, error))
     }
 }
 

@@ -141,7 +141,8 @@ pub(crate) fn open(settings: &StoreSettings, create: bool) -> Result<Backend, St
         }
         let open = || {
             LocalFileSystem::new_with_prefix(path).map_err(|error| StoreError::Unavailable {
-                what: settings.url.clone(),
+                store: settings.url.clone(),
+                what: "its directory".to_owned(),
                 source: Box::new(error),
             })
         };

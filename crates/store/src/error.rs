@@ -22,8 +22,10 @@ pub enum StoreError {
         problem: String,
     },
     /// The store did not answer, or with a fault of its own. Trying again may help.
-    #[error("the store cannot be reached for {what}")]
+    #[error("the store at {store} cannot be reached for {what}")]
     Unavailable {
+        /// The store's address, as it was given.
+        store: String,
         /// What was asked for.
         what: String,
         /// What came instead.
@@ -31,8 +33,10 @@ pub enum StoreError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The store refuses: the keys are wrong or may not do it.
-    #[error("the store refuses {what}: check its keys and permissions")]
+    #[error("the store at {store} refuses {what}: check its keys and permissions")]
     Denied {
+        /// The store's address, as it was given.
+        store: String,
         /// What was asked for.
         what: String,
         /// Its answer.
@@ -99,15 +103,15 @@ impl StoreError {
         Self::Damaged { what: what.to_string(), problem: problem.to_string() }
     }
 
-    pub(crate) fn from_backend(what: &str, error: object_store::Error) -> Self {
+    pub(crate) fn from_backend(store: &str, what: &str, error: object_store::Error) -> Self {
         use object_store::Error;
-        let what = what.to_owned();
+        let (store, what) = (store.to_owned(), what.to_owned());
         match error {
             Error::NotFound { .. } => Self::NotFound { what },
             Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
-                Self::Denied { what, source: error }
+                Self::Denied { store, what, source: error }
             }
-            other => Self::Unavailable { what, source: Box::new(other) },
+            other => Self::Unavailable { store, what, source: Box::new(other) },
         }
     }
 }

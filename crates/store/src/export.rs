@@ -46,10 +46,7 @@ impl Store {
             let config = layers.iter().rev().find_map(|(_, manifest)| manifest.config.clone());
             layout.finish(&config.unwrap_or_else(ImageConfig::of_this_host)).map_err(failed)
         };
-        tokio::task::spawn_blocking(writing).await.map_err(|error| StoreError::Unavailable {
-            what: "an export".to_owned(),
-            source: Box::new(error),
-        })?
+        tokio::task::spawn_blocking(writing).await.map_err(|error| self.unavailable("an export", error))?
     }
 
     /// The layer and all below it, lowest first, each once.

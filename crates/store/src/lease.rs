@@ -29,7 +29,7 @@ use tokio::time::Instant;
 
 use crate::collect::Outlook;
 use crate::error::StoreError;
-use crate::store::{Found, RECORD_MAX, Store, json, random};
+use crate::store::{Found, RECORD_MAX, Store, json};
 use crate::{collect, key};
 
 /// Renewals in the time a lease has: two may fail.
@@ -95,7 +95,7 @@ impl Lease {
             .map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '-' })
             .take(64)
             .collect();
-        let id = format!("{plain}-{}", random()?);
+        let id = format!("{plain}-{}", store.random()?);
         let ttl = ttl.min(TTL_MAX);
         let begun = Instant::now();
         let alive = json(&Alive { holder: holder.to_owned(), ttl_ms: ttl.as_millis() as u64 });
@@ -288,7 +288,7 @@ impl Lease {
                 Some(held) if held.is_settled => return Ok(()),
                 Some(held) => held.object.clone(),
                 None => {
-                    let object = hold_key(&self.id, &random()?, key);
+                    let object = hold_key(&self.id, &self.store.random()?, key);
                     all.insert(key.to_owned(), Held::new(object.clone()));
                     object
                 }
@@ -322,8 +322,9 @@ impl Lease {
         let late = self.late.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for key in late {
             if self.store.head(&key).await?.is_none() {
-                let source = "a collection removed it very late: publish it again".into();
-                return Err(StoreError::Unavailable { what: key, source });
+                return Err(self
+                    .store
+                    .unavailable(key, "a collection removed it very late: publish it again"));
             }
         }
         Ok(())

@@ -354,7 +354,7 @@ impl Store {
                 }
             }
         }
-        Err(StoreError::Unavailable { what, source: "it moves faster than it can be read".into() })
+        Err(self.unavailable(what, "it moves faster than it can be read"))
     }
 }
 

@@ -50,22 +50,18 @@ impl Publish {
         self.lease.store()
     }
 
-    /// Sends a pack, unless the store has it. At most [`UPLOADS_MAX`] at once; the others wait.
+    /// Sends a pack, unless the store has it. At most [`UPLOADS_MAX`] at once; the others wait. Its id is the digest of its bytes, as
+    /// who made it knows: it is not worked out again.
     ///
     /// # Errors
     /// [`StoreError`]; sending it again is harmless.
-    pub async fn pack(&self, bytes: Bytes) -> Result<PackId, StoreError> {
+    pub async fn pack(&self, id: PackId, bytes: Bytes) -> Result<(), StoreError> {
         if bytes.is_empty() || bytes.len() > PACK_SIZE_MAX as usize {
             return Err(StoreError::damaged("a pack to publish", format!("it has {} bytes", bytes.len())));
         }
         // The semaphore is never closed.
         let _slot = self.uploads.acquire().await.ok();
-        let hashed = bytes.clone();
-        let id = tokio::task::spawn_blocking(move || PackId(Digest::of(&hashed))).await.map_err(|error| {
-            StoreError::Unavailable { what: "a pack's digest".to_owned(), source: Box::new(error) }
-        })?;
-        self.ensure(&key::pack(&id), bytes).await?;
-        Ok(id)
+        self.ensure(&key::pack(&id), bytes).await
     }
 
     /// Sends a blob's index. Its packs are there already.
@@ -197,25 +193,32 @@ impl Publish {
     /// A way in for a writer on a blocking thread: at most [`PACKS_WAITING_MAX`] + [`UPLOADS_MAX`] packs are in memory. The
     /// future sends what comes until the sender is dropped, and must be polled; it ends with the first failure.
     pub fn sender(&self) -> (PackSender, impl Future<Output = Result<(), StoreError>> + Send + 'static) {
-        let (sender, mut packs) = mpsc::channel::<Bytes>(PACKS_WAITING_MAX);
+        let (sender, mut packs) = mpsc::channel::<(PackId, Bytes)>(PACKS_WAITING_MAX);
         let session = self.clone();
         let sending = async move {
             let mut under_way = tokio::task::JoinSet::new();
             loop {
                 let next = tokio::select! {
-                    Some(done) = under_way.join_next() => { joined(done)?; continue }
+                    Some(done) = under_way.join_next() => { session.joined(done)?; continue }
                     next = packs.recv(), if under_way.len() < UPLOADS_MAX => next,
                 };
-                let Some(pack) = next else { break };
+                let Some((id, pack)) = next else { break };
                 let session = session.clone();
-                under_way.spawn(async move { session.pack(pack).await });
+                under_way.spawn(async move { session.pack(id, pack).await });
             }
             while let Some(done) = under_way.join_next().await {
-                joined(done)?;
+                session.joined(done)?;
             }
             Ok(())
         };
         (PackSender(sender), sending)
+    }
+
+    fn joined<T>(
+        &self,
+        done: Result<Result<T, StoreError>, tokio::task::JoinError>,
+    ) -> Result<T, StoreError> {
+        done.unwrap_or_else(|error| Err(self.store().unavailable("a pack's upload", error)))
     }
 
     /// An object that must be there in this size, held.
@@ -247,19 +250,13 @@ impl Publish {
     }
 }
 
-fn joined<T>(done: Result<Result<T, StoreError>, tokio::task::JoinError>) -> Result<T, StoreError> {
-    done.unwrap_or_else(|error| {
-        Err(StoreError::Unavailable { what: "a pack's upload".to_owned(), source: Box::new(error) })
-    })
-}
-
 /// Hands packs from a blocking thread to a session.
 #[derive(Debug)]
-pub struct PackSender(mpsc::Sender<Bytes>);
+pub struct PackSender(mpsc::Sender<(PackId, Bytes)>);
 
 impl PackSender {
     /// Waits for room and hands a pack over. False: the sending has failed, its future says why.
-    pub fn send(&self, pack: Bytes) -> bool {
-        self.0.blocking_send(pack).is_ok()
+    pub fn send(&self, id: PackId, pack: Bytes) -> bool {
+        self.0.blocking_send((id, pack)).is_ok()
     }
 }

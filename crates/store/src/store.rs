@@ -108,7 +108,7 @@ impl Store {
     /// The store does not answer, or what is there is no id.
     pub async fn id(&self) -> Result<String, StoreError> {
         let what = "the store's id";
-        self.put_new(key::ID, random()?.into()).await?;
+        self.put_new(key::ID, self.random()?.into()).await?;
         let bytes = self.get(key::ID, what, RECORD_MAX).await?;
         match std::str::from_utf8(&bytes) {
             Ok(id) if id.len() == 16 && id.bytes().all(|byte| byte.is_ascii_hexdigit()) => Ok(id.to_owned()),
@@ -133,14 +133,10 @@ impl Store {
         let what = format!("the store's {}", key::MARKER);
         let bytes =
             self.get_unchecked(key::MARKER, &what, RECORD_MAX).await.map_err(|error| match error {
-                StoreError::NotFound { .. } => StoreError::Unavailable {
+                StoreError::NotFound { .. } => self.unavailable(
                     what,
-                    source: format!(
-                        "there is no store at {}: see whether it is mounted; create = true in [store] makes a new one there",
-                        self.0.url
-                    )
-                    .into(),
-                },
+                    "there is no store: see whether it is mounted; create = true in [store] makes a new one there",
+                ),
                 other => other,
             })?;
         match serde_json::from_slice::<Marker>(&bytes) {
@@ -168,7 +164,7 @@ impl Store {
     }
 
     async fn get_unchecked(&self, key: &str, what: &str, max: u64) -> Result<Bytes, StoreError> {
-        let unreadable = |error| StoreError::from_backend(what, error);
+        let unreadable = |error| self.failed(what, error);
         let found = self.0.backend.objects.get_opts(&Path::from(key), connect::up_to(max)).await;
         let found = found.map_err(unreadable)?;
         if found.meta.size > max {
@@ -188,7 +184,7 @@ impl Store {
         let max = range.end.saturating_sub(range.start);
         let options = GetOptions { range: Some(GetRange::Bounded(range.clone())), ..connect::up_to(max) };
         let read = async { self.0.backend.objects.get_opts(&Path::from(key), options).await?.bytes().await };
-        match read.await.map_err(|error| StoreError::from_backend(what, error)) {
+        match read.await.map_err(|error| self.failed(what, error)) {
             Err(error @ StoreError::NotFound { .. }) => {
                 self.check_marker().await?;
                 Err(error)
@@ -204,24 +200,24 @@ impl Store {
 
     /// Writes an object that is not there yet. False: it is there, and was left as it is.
     pub(crate) async fn put_new(&self, key: &str, bytes: Bytes) -> Result<bool, StoreError> {
-        put(&self.0.backend.objects, key, bytes, PutMode::Create).await
+        self.put(&self.0.backend.objects, key, bytes, PutMode::Create).await
     }
 
     /// Writes an object in place of any that is there.
     pub(crate) async fn replace(&self, key: &str, bytes: Bytes) -> Result<(), StoreError> {
-        put(&self.0.backend.objects, key, bytes, PutMode::Overwrite).await.map(drop)
+        self.put(&self.0.backend.objects, key, bytes, PutMode::Overwrite).await.map(drop)
     }
 
     /// As [`Self::put_new`] and [`Self::replace`], for what need not outlive a crash of the store's host.
     pub(crate) async fn put_brief(&self, key: &str, bytes: Bytes, mode: PutMode) -> Result<(), StoreError> {
-        put(&self.0.backend.brief, key, bytes, mode).await.map(drop)
+        self.put(&self.0.backend.brief, key, bytes, mode).await.map(drop)
     }
 
     pub(crate) async fn head(&self, key: &str) -> Result<Option<Found>, StoreError> {
         match self.0.backend.objects.head(&Path::from(key)).await {
             Ok(meta) => Ok(Some(meta.into())),
             Err(object_store::Error::NotFound { .. }) => Ok(None),
-            Err(error) => Err(StoreError::from_backend(key, error)),
+            Err(error) => Err(self.failed(key, error)),
         }
     }
 
@@ -229,7 +225,7 @@ impl Store {
     pub(crate) async fn delete(&self, key: &str) -> Result<(), StoreError> {
         match self.0.backend.objects.delete(&Path::from(key)).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(error) => Err(StoreError::from_backend(key, error)),
+            Err(error) => Err(self.failed(key, error)),
         }
     }
 
@@ -238,7 +234,7 @@ impl Store {
     pub(crate) async fn delete_once(&self, key: &str) -> Result<(), StoreError> {
         match self.0.backend.once.delete(&Path::from(key)).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(error) => Err(StoreError::from_backend(key, error)),
+            Err(error) => Err(self.failed(key, error)),
         }
     }
 
@@ -261,7 +257,7 @@ impl Store {
         };
         let mut found: Vec<Found> = Vec::new();
         while let Some(meta) = stream.next().await {
-            found.push(meta.map_err(|error| StoreError::from_backend(prefix, error))?.into());
+            found.push(meta.map_err(|error| self.failed(prefix, error))?.into());
         }
         found.sort_by(|a, b| a.key.cmp(&b.key));
         Ok(found)
@@ -269,43 +265,52 @@ impl Store {
 
     /// The time by the clock that dates the store's objects.
     pub(crate) async fn now_ms(&self) -> Result<i64, StoreError> {
-        let key = format!("{}/{}", key::CLOCK, random()?);
+        let key = format!("{}/{}", key::CLOCK, self.random()?);
         self.put_brief(&key, Bytes::from_static(b"x"), PutMode::Overwrite).await?;
         let found = self.head(&key).await?;
         self.delete(&key).await?;
-        found
-            .map(|found| found.modified_ms)
-            .ok_or_else(|| StoreError::Unavailable { what: key, source: "it vanished".into() })
+        found.map(|found| found.modified_ms).ok_or_else(|| self.unavailable(key, "it vanished"))
     }
-}
 
-async fn put(
-    objects: &Arc<dyn ObjectStore>,
-    key: &str,
-    bytes: Bytes,
-    mode: PutMode,
-) -> Result<bool, StoreError> {
-    let options = PutOptions { mode, ..PutOptions::default() };
-    match objects.put_opts(&Path::from(key), bytes.into(), options).await {
-        Ok(_) => Ok(true),
-        Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
-            Ok(false)
+    /// Sixteen hexadecimal digits nobody else has.
+    pub(crate) fn random(&self) -> Result<String, StoreError> {
+        let mut bytes = [0; 8];
+        getrandom::fill(&mut bytes).map_err(|error| self.unavailable("random bytes", error))?;
+        Ok(format!("{:016x}", u64::from_le_bytes(bytes)))
+    }
+
+    async fn put(
+        &self,
+        objects: &Arc<dyn ObjectStore>,
+        key: &str,
+        bytes: Bytes,
+        mode: PutMode,
+    ) -> Result<bool, StoreError> {
+        let options = PutOptions { mode, ..PutOptions::default() };
+        match objects.put_opts(&Path::from(key), bytes.into(), options).await {
+            Ok(_) => Ok(true),
+            Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
+                Ok(false)
+            }
+            Err(error) => Err(self.failed(key, error)),
         }
-        Err(error) => Err(StoreError::from_backend(key, error)),
+    }
+
+    /// What is told of something that this store did not do.
+    pub(crate) fn unavailable(
+        &self,
+        what: impl Into<String>,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> StoreError {
+        StoreError::Unavailable { store: self.0.url.clone(), what: what.into(), source: source.into() }
+    }
+
+    fn failed(&self, what: &str, error: object_store::Error) -> StoreError {
+        StoreError::from_backend(&self.0.url, what, error)
     }
 }
 
 /// A small document as bytes.
 pub(crate) fn json(value: &impl Serialize) -> Bytes {
     serde_json::to_vec(value).unwrap_or_default().into()
-}
-
-/// Sixteen hexadecimal digits nobody else has.
-pub(crate) fn random() -> Result<String, StoreError> {
-    let mut bytes = [0; 8];
-    getrandom::fill(&mut bytes).map_err(|error| StoreError::Unavailable {
-        what: "random bytes".to_owned(),
-        source: Box::new(error),
-    })?;
-    Ok(format!("{:016x}", u64::from_le_bytes(bytes)))
 }

@@ -131,8 +131,8 @@ async fn a_publisher_waits_for_a_collection_that_has_its_pack_and_sends_it_again
     std::fs::create_dir_all(list.parent().unwrap()).unwrap();
     std::fs::write(&list, format!("{{\"void_ms\":60000,\"keys\":[\"{key}\"]}}")).unwrap();
     let session = Publish::begin(lease(&store).await).await.unwrap();
-    let bytes = sample.packs[0].clone();
-    let mut sending = tokio::spawn(async move { session.pack(bytes).await.map(|_| session) });
+    let (id, bytes) = sample.packs().next().unwrap();
+    let mut sending = tokio::spawn(async move { session.pack(id, bytes).await.map(|()| session) });
     let waited = tokio::time::timeout(Duration::from_millis(700), &mut sending).await;
     assert!(waited.is_err(), "it trusted a pack that is about to go");
     std::fs::remove_file(&pack).unwrap();
@@ -296,8 +296,8 @@ async fn a_removal_that_is_later_than_its_list_is_seen_before_anything_is_named(
 
     let publisher = lease(&store).await;
     let session = Publish::begin(Arc::clone(&publisher)).await.unwrap();
-    for pack in &sample.packs {
-        session.pack(pack.clone()).await.unwrap();
+    for (id, pack) in sample.packs() {
+        session.pack(id, pack).await.unwrap();
     }
     session.blob(&sample.index).await.unwrap();
     std::fs::remove_file(&pack).unwrap();

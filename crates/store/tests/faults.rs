@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dsec_image::layer::{BlobIndex, Digest, LayerId, Manifest, MetadataId};
+use dsec_image::layer::{BlobIndex, Digest, LayerId, LayerKind, Manifest, MetadataId};
 use dsec_store::{Lease, Problem, Publish, Store, StoreError};
-use support::{Sample, directory, lease, s3_settings};
+use support::{Sample, directory, label, lease, name, s3_settings};
 
 /// What is wrong with a manifest.
 type Lie<'a> = &'a dyn Fn(&mut Manifest);
@@ -280,6 +280,24 @@ async fn a_server_that_is_slow_gone_or_faulty_is_unavailable_and_may_be_tried_ag
             "{server}: {error:?}"
         );
         assert!(error.to_string().contains("dsec-store.json"), "{server}: {error}");
+        assert!(error.to_string().contains("at s3://"), "{server}: {error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_goes_away_after_it_was_opened_is_named() {
+    let two = Two::published().await;
+    let place = two.dir.path().display().to_string();
+    std::fs::remove_dir_all(two.dir.path()).unwrap();
+    let (name, tag) = (name("top"), label("latest"));
+    for error in [
+        two.store.check().await.unwrap_err(),
+        two.read().await.unwrap_err(),
+        two.store.tagged(LayerKind::Base, &name, &tag).await.unwrap_err(),
+        two.store.trace(&two.top.index.id()).await.unwrap_err(),
+    ] {
+        assert!(matches!(error, StoreError::Unavailable { .. }), "{error:?}");
+        assert!(error.to_string().contains(&place), "{error}");
     }
 }
 
@@ -327,5 +345,5 @@ async fn a_server_that_refuses_is_told_apart_from_one_that_has_nothing() {
     let error = open(Server::Answers("404 Not Found").start()).await;
     let source = std::error::Error::source(&error).unwrap().to_string();
     assert!(matches!(error, StoreError::Unavailable { .. }), "{error:?}");
-    assert!(source.contains("there is no store at"), "{source}");
+    assert!(source.contains("there is no store: see whether"), "{source}");
 }

@@ -21,11 +21,11 @@ use dsec_store::{CollectSettings, Collector, Lease, Publish, StoreError};
 use support::{directory, lease};
 
 #[derive(Default)]
-struct Packs(Vec<Vec<u8>>);
+struct Packs(Vec<(PackId, Vec<u8>)>);
 
 impl PackSink for Packs {
-    fn pack(&mut self, _: PackId, bytes: Vec<u8>) -> std::io::Result<()> {
-        self.0.push(bytes);
+    fn pack(&mut self, id: PackId, bytes: Vec<u8>) -> std::io::Result<()> {
+        self.0.push((id, bytes));
         Ok(())
     }
 }
@@ -48,8 +48,8 @@ async fn publish(
     let mut built = from_directory(source, &ImportLimits::default(), workshop).unwrap();
     change(&mut built.layer);
     let session = Publish::begin(Arc::clone(lease)).await.unwrap();
-    for pack in packs.0 {
-        session.pack(pack.into()).await.unwrap();
+    for (id, pack) in packs.0 {
+        session.pack(id, pack.into()).await.unwrap();
     }
     if let Some(blob) = &built.blob {
         session.blob(&blob.index).await.unwrap();

@@ -213,19 +213,21 @@ async fn packs_come_from_a_blocking_writer_and_only_what_is_missing_is_sent() {
     let session = Publish::begin(lease(&store).await).await.unwrap();
     for _ in 0..2 {
         let (sender, sending) = session.sender();
-        let packs = sample.packs.clone();
-        let writer = tokio::task::spawn_blocking(move || packs.into_iter().all(|pack| sender.send(pack)));
+        let packs: Vec<_> = sample.packs().collect();
+        let send = move || packs.into_iter().all(|(id, pack)| sender.send(id, pack));
+        let writer = tokio::task::spawn_blocking(send);
         sending.await.unwrap();
         assert!(writer.await.unwrap());
     }
     session.blob(&sample.index).await.unwrap();
     // Of another length: it is mended. Of the right one: it is left as it is.
     std::fs::write(sample.pack_path(dir.path(), 0), b"cut").unwrap();
-    session.pack(sample.packs[0].clone()).await.unwrap();
+    session.pack(sample.index.packs()[0].id, sample.packs[0].clone()).await.unwrap();
     assert_eq!(std::fs::read(sample.pack_path(dir.path(), 0)).unwrap(), sample.packs[0]);
     // A store that fails ends the sending, and the writer is told.
     let (sender, sending) = session.sender();
-    let writer = tokio::task::spawn_blocking(move || (0..100).all(|_| sender.send(Bytes::new())));
+    let id = sample.index.packs()[0].id;
+    let writer = tokio::task::spawn_blocking(move || (0..100).all(|_| sender.send(id, Bytes::new())));
     assert!(sending.await.is_err());
     assert!(!writer.await.unwrap());
 }

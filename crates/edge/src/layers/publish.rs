@@ -36,9 +36,9 @@ const VERSION_DIGITS: usize = 16;
 pub(super) struct Sink<'a>(&'a PackSender);
 
 impl PackSink for Sink<'_> {
-    fn pack(&mut self, _: PackId, bytes: Vec<u8>) -> io::Result<()> {
+    fn pack(&mut self, id: PackId, bytes: Vec<u8>) -> io::Result<()> {
         // The sending's own end says why it failed.
-        if self.0.send(bytes.into()) {
+        if self.0.send(id, bytes.into()) {
             Ok(())
         } else {
             Err(io::Error::other("the store does not take packs"))

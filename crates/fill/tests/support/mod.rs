@@ -76,8 +76,8 @@ impl Made {
 
     /// Puts it into a store as publishers do.
     pub(crate) async fn publish(&self, session: &Publish) {
-        for bytes in self.packs.values() {
-            session.pack(bytes.clone()).await.unwrap();
+        for (id, bytes) in &self.packs {
+            session.pack(*id, bytes.clone()).await.unwrap();
         }
         session.blob(&self.index).await.unwrap();
     }

@@ -60,8 +60,8 @@ struct Done {
 pub(crate) struct Packer<'s> {
     sink: &'s mut dyn PackSink,
     file: Arc<File>,
-    level: i32,
-    compressor: Option<zstd::bulk::Compressor<'static>>,
+    /// What compresses on the writer's thread.
+    own: Press,
     pack_size: usize,
     work: Option<Sender<(u64, u64)>>,
     done: Receiver<Done>,
@@ -97,8 +97,7 @@ impl<'s> Packer<'s> {
         Ok(Self {
             sink,
             file,
-            level,
-            compressor: None,
+            own: Press::new(level),
             pack_size,
             work: Some(work),
             done,
@@ -195,7 +194,7 @@ impl<'s> Packer<'s> {
     fn compress_here(&mut self, len: u64) -> io::Result<()> {
         let number = self.given;
         self.given += 1;
-        let result = compress(&self.file, self.level, number, len, &mut self.compressor);
+        let result = self.own.group(&self.file, number, len);
         self.place(Done { number, result })
     }
 
@@ -247,28 +246,52 @@ fn threads_gone() -> io::Error {
 }
 
 fn compress_all(file: &File, level: i32, todo: &Mutex<Receiver<(u64, u64)>>, done: &Sender<Done>) {
-    let mut compressor = None;
+    let mut press = Press::new(level);
     loop {
         // Nothing panics with the lock held; were it so, the writer would learn that no thread is left.
         let Ok((number, len)) = todo.lock().map_or(Err(()), |todo| todo.recv().map_err(drop)) else { return };
-        let result = compress(file, level, number, len, &mut compressor);
+        let result = press.group(file, number, len);
         if done.send(Done { number, result }).is_err() {
             return;
         }
     }
 }
 
-fn compress(
-    file: &File,
+/// What one thread compresses with. Its memory is used for group after group: new memory costs more than the compressing of some.
+struct Press {
     level: i32,
-    number: u64,
-    len: u64,
-    compressor: &mut Option<zstd::bulk::Compressor<'static>>,
-) -> io::Result<(Digest, Vec<u8>)> {
-    let mut plain = vec![0; len as usize];
+    compressor: Option<zstd::bulk::Compressor<'static>>,
+    plain: Vec<u8>,
+    packed: Vec<u8>,
+}
+
+impl Press {
+    fn new(level: i32) -> Self {
+        Self { level, compressor: None, plain: Vec::new(), packed: Vec::new() }
+    }
+
+    /// The hash of a group and its bytes as they are stored: compressed, unless that makes them no fewer.
+    fn group(&mut self, file: &File, number: u64, len: u64) -> io::Result<(Digest, Vec<u8>)> {
+        let Self { level, compressor, plain, packed } = self;
+        let compressor = match compressor {
+            Some(compressor) => compressor,
+            None => compressor.insert(zstd::bulk::Compressor::new(*level)?),
+        };
+        plain.resize(len as usize, 0);
+        fill(plain, file, number * GROUP_SIZE)?;
+        packed.clear();
+        packed.reserve(zstd::zstd_safe::compress_bound(plain.len()));
+        compressor.compress_to_buffer(plain, packed)?;
+        let stored = if packed.len() < plain.len() { &*packed } else { &*plain };
+        Ok((Digest::of(plain), stored.clone()))
+    }
+}
+
+/// Reads the file from `at` on, with zeros for what it does not have.
+fn fill(plain: &mut [u8], file: &File, at: u64) -> io::Result<()> {
     let mut filled = 0;
     while filled < plain.len() {
-        match file.read_at(&mut plain[filled..], number * GROUP_SIZE + filled as u64) {
+        match file.read_at(&mut plain[filled..], at + filled as u64) {
             // A hole at the end, which the file has not been extended over yet.
             Ok(0) => break,
             Ok(got) => filled += got,
@@ -276,11 +299,6 @@ fn compress(
             Err(e) => return Err(e),
         }
     }
-    let hash = Digest::of(&plain);
-    let compressor = match compressor {
-        Some(compressor) => compressor,
-        None => compressor.insert(zstd::bulk::Compressor::new(level)?),
-    };
-    let packed = compressor.compress(&plain)?;
-    Ok((hash, if packed.len() < plain.len() { packed } else { plain }))
+    plain[filled..].fill(0);
+    Ok(())
 }

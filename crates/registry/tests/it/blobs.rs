@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::support::{Answer, Asked, Fake};
+use super::support::{Answer, Asked, BORNE_MAX, Fake};
 use dsec_registry::{Digest, Limits, PullError, Settings};
 
 const LEN: usize = 300_000;
@@ -25,7 +25,8 @@ async fn receive_within(fake: &Fake, limits: Limits) -> Received {
     let file: PathBuf = dir.path().join("blob");
     let counted = AtomicU64::new(0);
     let client = fake.client(Settings { limits, ..Settings::default() });
-    let result = client.blob(Digest::of(&content()), LEN as u64, &file, &counted).await;
+    let receiving = client.blob(Digest::of(&content()), LEN as u64, &file, &counted);
+    let result = tokio::time::timeout(BORNE_MAX, receiving).await.expect("the registry was not given up");
     let result = result.map(|()| std::fs::read(&file).unwrap());
     Received { left: file.exists(), result, counted: counted.into_inner() }
 }
@@ -149,6 +150,27 @@ async fn a_registry_that_falls_silent_is_given_up() {
     let received = receive_within(&fake, short).await;
     assert!(received.result.unwrap() == content());
     assert_eq!(fake.asked()[1].header("range"), Some("bytes=100000-"));
+}
+
+#[tokio::test]
+async fn a_registry_that_gives_too_little_for_too_long_is_given_up() {
+    let short = Limits { stall: Duration::from_millis(100), tries: 2, ..Limits::default() };
+    let fake = Fake::start(|_| Answer::new(200, content()).drip(10, Duration::from_millis(5))).await;
+    let received = receive_within(&fake, short).await;
+    assert!(matches!(refused(&received), PullError::Stalled { .. }), "{:?}", received.result);
+    assert_eq!(fake.asked().len(), 2);
+}
+
+#[tokio::test]
+async fn a_registry_that_gives_the_same_again_and_again_is_given_up() {
+    // By turns next to nothing and enough to count as progress, always from the beginning.
+    let (received, asked) = receive(|tried, _| {
+        let given = if tried % 2 == 0 { 10 } else { 70_000 };
+        Answer::new(200, content()).cut(given)
+    })
+    .await;
+    assert!(matches!(refused(&received), PullError::CutOff { .. }), "{:?}", received.result);
+    assert_eq!(asked.len(), 200);
 }
 
 #[tokio::test]

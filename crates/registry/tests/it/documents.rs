@@ -1,6 +1,9 @@
 //! Finding an image: documents, platforms, credentials, references to elsewhere. Against a fake registry.
 
-use super::support::{Answer, Asked, Fake, INDEX, MANIFEST, Served, descriptor};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use super::support::{Answer, Asked, BORNE_MAX, Fake, INDEX, MANIFEST, Served, descriptor};
 use dsec_registry::{Allowed, Credentials, Digest, Limits, Platform, PullError, Settings};
 use serde_json::json;
 
@@ -134,6 +137,25 @@ async fn limits_hold_before_anything_is_fetched() {
             matches!(&error, PullError::TooLarge { what: found, .. } if found.starts_with(what)),
             "{error}"
         );
+        if what.starts_with("configuration") {
+            let is_asked = fake.asked().iter().any(|asked| asked.path.contains("/blobs/"));
+            assert!(!is_asked, "it was fetched before its size was looked at");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_registry_that_does_not_say_all_of_a_document_is_given_up() {
+    let limits = Limits { stall: Duration::from_millis(50), tries: 2, ..Limits::default() };
+    let manifest = image().manifest;
+    let in_the_midst = Answer::new(200, manifest).with("content-type", MANIFEST).hang(10);
+    for answer in [Answer::silent(), in_the_midst] {
+        let fake = Fake::start(move |_| answer.clone()).await;
+        let finding = find(&fake, Settings { limits, ..Settings::default() });
+        let found = tokio::time::timeout(BORNE_MAX, finding).await.expect("it was not given up");
+        let error = found.unwrap_err();
+        assert!(matches!(error, PullError::Stalled { .. }), "{error}");
+        assert_eq!(fake.asked().len(), 2);
     }
 }
 
@@ -157,7 +179,7 @@ async fn what_is_not_there_or_no_registry_is_said_to_be() {
 async fn a_closed_port_is_unreachable() {
     let free = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let reference = format!("docker://{free}/team/app:1").parse().unwrap();
-    let limits = Limits { pause: std::time::Duration::from_millis(1), tries: 2, ..Limits::default() };
+    let limits = Limits { pause: Duration::from_millis(1), tries: 2, ..Limits::default() };
     let settings = Settings { limits, ..Settings::default() };
     let client = dsec_registry::Client::new(&reference, &settings).unwrap();
     let error = client.image(&reference, &amd64()).await.unwrap_err();
@@ -166,9 +188,9 @@ async fn a_closed_port_is_unreachable() {
 
 #[tokio::test]
 async fn a_registry_that_is_busy_is_asked_again() {
-    let tries = std::sync::atomic::AtomicU32::new(0);
+    let tries = AtomicU32::new(0);
     let served = image();
-    let fake = Fake::start(move |asked| match tries.fetch_add(1, std::sync::atomic::Ordering::Relaxed) {
+    let fake = Fake::start(move |asked| match tries.fetch_add(1, Ordering::Relaxed) {
         0 => Answer::new(429, "").with("retry-after", "0"),
         1 => Answer::new(503, ""),
         2 => served.answer(asked).cut(10),
@@ -176,10 +198,29 @@ async fn a_registry_that_is_busy_is_asked_again() {
     })
     .await;
     find(&fake, Settings::default()).await.unwrap();
-    let fake = Fake::start(|_| Answer::new(503, "")).await;
+    let tries = AtomicU32::new(0);
+    let fake = Fake::start(move |_| match tries.fetch_add(1, Ordering::Relaxed) {
+        0..20 => Answer::new(503, ""),
+        _ => Answer::new(404, ""),
+    })
+    .await;
     let error = find(&fake, Settings::default()).await.unwrap_err();
     assert!(matches!(error, PullError::Status { status: 503, .. }), "{error}");
     assert_eq!(fake.asked().len(), Limits::default().tries as usize);
+}
+
+#[tokio::test]
+async fn a_registry_does_not_say_how_long_it_is_waited_for() {
+    let tries = AtomicU32::new(0);
+    let served = image();
+    let fake = Fake::start(move |asked| match tries.fetch_add(1, Ordering::Relaxed) {
+        0 => Answer::new(429, "").with("retry-after", "86400"),
+        _ => served.answer(asked),
+    })
+    .await;
+    let limits = Limits { pause_max: Duration::from_millis(10), ..Limits::default() };
+    let finding = find(&fake, Settings { limits, ..Settings::default() });
+    tokio::time::timeout(BORNE_MAX, finding).await.expect("it waits as long as the registry says").unwrap();
 }
 
 fn wants_basic(served: Served) -> impl Fn(&Asked) -> Answer {

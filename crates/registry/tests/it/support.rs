@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use dsec_registry::{Client, Digest, Limits, Reference, Settings};
 use serde_json::{Value, json};
@@ -38,11 +39,23 @@ pub(crate) struct Answer {
     cut: Option<usize>,
     /// The connection stays open after the cut.
     hangs: bool,
+    /// It does not even begin.
+    is_silent: bool,
+    /// After the cut a byte comes in each such time.
+    drips: Option<Duration>,
 }
 
 impl Answer {
     pub(crate) fn new(status: u16, body: impl Into<Vec<u8>>) -> Self {
-        Self { status, headers: Vec::new(), body: body.into(), cut: None, hangs: false }
+        Self {
+            status,
+            headers: Vec::new(),
+            body: body.into(),
+            cut: None,
+            hangs: false,
+            is_silent: false,
+            drips: None,
+        }
     }
 
     pub(crate) fn with(mut self, name: &str, value: impl Into<String>) -> Self {
@@ -62,6 +75,15 @@ impl Answer {
 
     pub(crate) fn hang(mut self, after: usize) -> Self {
         (self.cut, self.hangs) = (Some(after), true);
+        self
+    }
+
+    pub(crate) fn silent() -> Self {
+        Self { is_silent: true, ..Self::new(200, "") }
+    }
+
+    pub(crate) fn drip(mut self, after: usize, each: Duration) -> Self {
+        (self.cut, self.drips) = (Some(after), Some(each));
         self
     }
 
@@ -126,8 +148,10 @@ impl Fake {
     }
 }
 
+/// Far longer than any registry is borne that these limits end.
+pub(crate) const BORNE_MAX: Duration = Duration::from_secs(30);
 /// Short, since nothing is to be spared here.
-const PAUSE: std::time::Duration = std::time::Duration::from_millis(1);
+const PAUSE: Duration = Duration::from_millis(1);
 
 async fn serve(stream: TcpStream, handler: &Handler, seen: &Mutex<Vec<Asked>>) -> io::Result<()> {
     let mut stream = BufReader::new(stream);
@@ -160,6 +184,9 @@ async fn serve(stream: TcpStream, handler: &Handler, seen: &Mutex<Vec<Asked>>) -
         asked.body = String::from_utf8_lossy(&body).into_owned();
         seen.lock().unwrap().push(asked.clone());
         let answer = handler(&asked);
+        if answer.is_silent {
+            std::future::pending::<()>().await;
+        }
         let mut head = format!("HTTP/1.1 {} x\r\ncontent-length: {}\r\n", answer.status, answer.body.len());
         for (name, value) in &answer.headers {
             head.push_str(&format!("{name}: {value}\r\n"));
@@ -168,6 +195,13 @@ async fn serve(stream: TcpStream, handler: &Handler, seen: &Mutex<Vec<Asked>>) -
         stream.write_all(head.as_bytes()).await?;
         stream.write_all(&answer.body[..answer.cut.unwrap_or(answer.body.len())]).await?;
         stream.flush().await?;
+        if let (Some(each), Some(cut)) = (answer.drips, answer.cut) {
+            for byte in &answer.body[cut..] {
+                tokio::time::sleep(each).await;
+                stream.write_all(&[*byte]).await?;
+                stream.flush().await?;
+            }
+        }
         if answer.hangs {
             std::future::pending::<()>().await;
         }

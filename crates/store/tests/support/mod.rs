@@ -82,8 +82,8 @@ impl Sample {
 
     pub async fn publish(&self, lease: &Arc<Lease>, name: Option<(&str, &str)>) -> Result<(), StoreError> {
         let session = Publish::begin(Arc::clone(lease)).await?;
-        for pack in &self.packs {
-            session.pack(pack.clone()).await?;
+        for (id, pack) in self.packs() {
+            session.pack(id, pack).await?;
         }
         let name = name.map(|(name, version)| (name.parse::<LayerName>().unwrap(), label(version)));
         let name = name.as_ref().map(|(name, version)| (name, version));
@@ -92,6 +92,11 @@ impl Sample {
             .await?;
         assert_eq!(id, self.manifest.id().unwrap());
         Ok(())
+    }
+
+    /// Its packs with their ids.
+    pub fn packs(&self) -> impl Iterator<Item = (PackId, Bytes)> {
+        self.index.packs().iter().map(|pack| pack.id).zip(self.packs.clone())
     }
 
     pub fn pack_path(&self, dir: &Path, at: usize) -> std::path::PathBuf {
