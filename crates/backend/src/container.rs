@@ -268,7 +268,7 @@ impl ContainerBackend {
             anchor: anchor.clone(),
             range,
             pidfd,
-            runs: Mutex::new(Runs::adopted(group.run_numbers())),
+            runs: Mutex::new(Runs::adopted(&group)),
             group,
             subvolume,
             limits: spec.limits.clone(),

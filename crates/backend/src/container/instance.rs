@@ -1,5 +1,6 @@
 //! A running container as the edge sees it.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -62,6 +63,10 @@ pub(super) struct Container {
 pub(super) struct Runs {
     next: u32,
     idle: Vec<ExecCgroup>,
+    /// An exec has them.
+    used: BTreeSet<u32>,
+    /// Execs run without one: this host has none to give.
+    is_blind: bool,
     /// Their exec has ended and processes of it go on.
     occupied: Vec<u32>,
 }
@@ -75,8 +80,26 @@ pub(super) struct FileCount {
 
 impl Runs {
     /// After a restart every group that is there may have processes.
-    pub(super) fn adopted(numbers: Vec<u32>) -> Self {
-        Self { next: numbers.iter().max().map_or(0, |n| n + 1), idle: Vec::new(), occupied: numbers }
+    pub(super) fn adopted(group: &Group) -> Self {
+        let occupied = group.run_numbers();
+        let next = occupied.iter().max().map_or(0, |n| n + 1);
+        Self { next, occupied, is_blind: !group.can_freeze(), ..Self::default() }
+    }
+
+    /// A number that no group has: that of one whose processes have gone meanwhile, or a new one.
+    fn next_number(&mut self, is_gone: impl Fn(u32) -> bool) -> u32 {
+        if let Some(at) = self.occupied.iter().position(|number| is_gone(*number)) {
+            return self.occupied.swap_remove(at);
+        }
+        self.next += 1;
+        self.next - 1
+    }
+
+    fn has_given(&mut self, group: Option<&ExecCgroup>) {
+        match group {
+            Some(group) => drop(self.used.insert(group.number)),
+            None => self.is_blind = true,
+        }
     }
 }
 
@@ -117,6 +140,13 @@ impl Container {
             .create_run(number, self.range.keeper())
             .map_err(|e| BackendError::new(format!("make a cgroup for a command in {}", self.name), e))?;
         Ok(made.map(|(dir, kill)| ExecCgroup { number, dir, kill }))
+    }
+
+    /// Whether anything but its agent may run in it. Costs next to nothing while no exec is there and all that were left nothing behind.
+    fn may_run_something(&self) -> bool {
+        let mut runs = self.runs();
+        runs.occupied.retain(|number| self.group.remove_run(*number).is_err());
+        runs.is_blind || !runs.used.is_empty() || !runs.occupied.is_empty()
     }
 
     fn count_files(&self, most: u64) -> u64 {
@@ -216,24 +246,24 @@ impl Instance for Container {
 
     fn exec_cgroup(&self) -> Result<Option<ExecCgroup>, BackendError> {
         let mut runs = self.runs();
-        if let Some(idle) = runs.idle.pop() {
-            return Ok(Some(idle));
-        }
-        if let Some(at) = runs.occupied.iter().position(|n| self.group.remove_run(*n).is_ok()) {
-            let number = runs.occupied.swap_remove(at);
-            return self.make_run(number);
-        }
-        let number = runs.next;
-        runs.next += 1;
-        drop(runs);
-        self.make_run(number)
+        let made = match runs.idle.pop() {
+            Some(idle) => Some(idle),
+            None => {
+                let number = runs.next_number(|number| self.group.remove_run(number).is_ok());
+                self.make_run(number)?
+            }
+        };
+        runs.has_given(made.as_ref());
+        Ok(made)
     }
 
     fn release_exec_cgroup(&self, number: u32) {
+        let mut runs = self.runs();
+        runs.used.remove(&number);
         if self.group.remove_run(number).is_err() {
-            self.runs().occupied.push(number);
+            runs.occupied.push(number);
         } else if let Ok(Some(group)) = self.make_run(number) {
-            self.runs().idle.push(group);
+            runs.idle.push(group);
         }
     }
 
@@ -260,7 +290,8 @@ impl Instance for Container {
     }
 
     fn socket_bytes(&self) -> u64 {
-        procfs::socket_bytes(self.anchor.pid)
+        // The agent lets nothing wait in such sockets.
+        if self.may_run_something() { procfs::socket_bytes(self.anchor.pid) } else { 0 }
     }
 
     fn oom_kills(&self) -> u64 {
