@@ -139,6 +139,8 @@ struct Defaults {
     disk_limit_mb: Option<u64>,
     disk_files_limit: Option<u64>,
     ttl_running_stop: Option<u64>,
+    auto_pause: Option<bool>,
+    ttl_paused_stop: Option<u64>,
     max_lifetime: Option<u64>,
 }
 
@@ -318,6 +320,8 @@ impl Defaults {
             disk_files: self.disk_files_limit.unwrap_or(base.disk_files),
             max_lifetime_s: self.max_lifetime.unwrap_or(base.max_lifetime_s),
             ttl_running_stop_s: self.ttl_running_stop.unwrap_or(base.ttl_running_stop_s),
+            ttl_paused_stop_s: self.ttl_paused_stop.unwrap_or(base.ttl_paused_stop_s),
+            auto_pause: self.auto_pause.unwrap_or(base.auto_pause),
         })
     }
 }

@@ -73,7 +73,7 @@ pub use release::{
 };
 pub use sandbox::{
     BACKEND_CONTAINER, CreateManyEvent, CreateManyRequest, CreateSandboxRequest, FenceRequest, Fenced,
-    LaunchPhase, Lost, Sandbox, SandboxLayer, SandboxLimits, SandboxList, StopRequest, Usage,
+    LaunchPhase, Lost, Pauses, Sandbox, SandboxLayer, SandboxLimits, SandboxList, StopRequest, Usage,
 };
 pub use session::{Session, SessionList, SessionRequest};
 pub use task::{

@@ -5,18 +5,19 @@ pub mod actor;
 pub mod create;
 pub mod events;
 pub mod idle;
+pub mod pause;
 pub mod plan;
 pub mod record;
 pub mod run;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use dsec_backend::Instance;
 use dsec_model::{EndReason, ErrorKind, SandboxId, State};
 use dsec_proto::rest::{ApiError, Sandbox, Usage};
 use serde_json::json;
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 
 use crate::error::{agent_gone, not_running};
 use crate::guest::Connection;
@@ -39,6 +40,11 @@ pub enum Message {
         reason: EndReason,
         /// Milliseconds between SIGTERM and SIGKILL.
         grace_ms: u64,
+    },
+    /// Pause the sandbox, and say when it is.
+    Pause {
+        /// Who waits.
+        reply: oneshot::Sender<Result<(), ApiError>>,
     },
     /// Write the record down again: its last use has moved.
     NoteUse,
@@ -132,7 +138,10 @@ pub struct Handle {
     pub packing: Arc<tokio::sync::Mutex<()>>,
     mailbox: mpsc::Sender<Message>,
     record: watch::Sender<Arc<Sandbox>>,
+    /// Somebody wants to use it, and it is paused. However many want to, the actor is told once.
+    resume_wanted: Notify,
     live: RwLock<Option<Arc<Live>>>,
+    grip: OnceLock<Arc<Grip>>,
 }
 
 impl Handle {
@@ -149,7 +158,9 @@ impl Handle {
             packing: Arc::default(),
             mailbox,
             record: watch::Sender::new(Arc::new(record)),
+            resume_wanted: Notify::new(),
             live: RwLock::new(None),
+            grip: OnceLock::new(),
         });
         (handle, receiver)
     }
@@ -197,19 +208,83 @@ impl Handle {
         self.live.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The way into it for one request, which keeps it from being idle.
+    /// The backend's side of it, from its launch to its clean-up.
+    pub fn grip(&self) -> Option<&Arc<Grip>> {
+        self.grip.get()
+    }
+
+    fn set_grip(&self, grip: &Arc<Grip>) {
+        // It has one in its life.
+        let _there = self.grip.set(Arc::clone(grip));
+    }
+
+    /// The way into it for one request, which keeps it from being idle. One that is paused is resumed first. Cancel-safe.
     ///
     /// # Errors
     /// It does not run.
-    pub fn enter(self: &Arc<Self>) -> Result<Entered, ApiError> {
+    pub async fn enter(self: &Arc<Self>) -> Result<Entered, ApiError> {
+        let busy = self.activity.busy();
+        let live = self.awake().await?;
+        Ok(Entered { handle: Arc::clone(self), live, _busy: busy })
+    }
+
+    async fn awake(&self) -> Result<Arc<Live>, ApiError> {
+        let mut record = self.record.subscribe();
+        loop {
+            let state = record.borrow_and_update().state;
+            match state {
+                State::Running => return self.peek().ok_or_else(|| agent_gone("its connection is closed")),
+                State::Pausing | State::Paused => self.resume_wanted.notify_one(),
+                State::Resuming => {}
+                _ => return Err(not_running(&self.record.borrow())),
+            }
+            // The sender lives in `self`, so waiting cannot fail.
+            let _ = record.changed().await;
+        }
+    }
+
+    /// Resumes it if it is paused, and waits until it runs. Many may ask. Cancel-safe.
+    ///
+    /// # Errors
+    /// It has ended, or does not run yet.
+    pub async fn resume(self: &Arc<Self>) -> Result<Arc<Sandbox>, ApiError> {
+        self.enter().await.map(|entered| entered.handle.record())
+    }
+
+    /// Pauses it and waits until its memory was given back. Many may ask; of one that is paused nothing is changed.
+    ///
+    /// # Errors
+    /// It does not run, cannot be paused, or somebody used it meanwhile; it runs on.
+    pub async fn pause(&self) -> Result<Arc<Sandbox>, ApiError> {
+        let (reply, paused) = oneshot::channel();
+        match self.mailbox.try_send(Message::Pause { reply }) {
+            Ok(()) => match paused.await {
+                Ok(paused) => paused.map(|()| self.record()),
+                Err(_) => Err(not_running(&self.record.borrow())),
+            },
+            Err(mpsc::error::TrySendError::Closed(_)) => Err(not_running(&self.record.borrow())),
+            Err(mpsc::error::TrySendError::Full(_)) => Err(self.flooded()),
+        }
+    }
+
+    fn flooded(&self) -> ApiError {
+        let message = format!("{MAILBOX} requests to end or pause sandbox {} wait already", self.id);
+        ApiError::new(ErrorKind::Unavailable, message).hint("wait for one of them")
+    }
+
+    /// For a look at what it wrote, while it runs or stands still. Keeps it from being idle, and does not resume it.
+    ///
+    /// # Errors
+    /// It neither runs nor is paused.
+    pub fn look_into(self: &Arc<Self>) -> Result<LookedInto, ApiError> {
         let busy = self.activity.busy();
         let record = self.record.borrow();
-        if record.state != State::Running {
+        if !record.state.is_usable() {
             return Err(not_running(&record));
         }
         drop(record);
-        let live = self.peek().ok_or_else(|| agent_gone("its connection is closed"))?;
-        Ok(Entered { handle: Arc::clone(self), live, _busy: busy })
+        let grip = self.grip().ok_or_else(|| agent_gone("it was not launched"))?;
+        Ok(LookedInto { handle: Arc::clone(self), grip: Arc::clone(grip), _busy: busy })
     }
 
     /// Has the actor write the last use down, when it has nothing better to do.
@@ -228,11 +303,7 @@ impl Handle {
             let sent = self.mailbox.try_send(Message::Stop { reason, grace_ms });
             // A full mailbox before a stop holds stops already; a closed one belongs to an end in progress.
             if matches!(sent, Err(mpsc::error::TrySendError::Full(_))) && state != State::Stopping {
-                return Err(ApiError::new(
-                    ErrorKind::Unavailable,
-                    format!("{MAILBOX} requests to end sandbox {} wait already", self.id),
-                )
-                .hint("wait for one of them"));
+                return Err(self.flooded());
             }
         }
         Ok(self.wait_for(|_| false).await)
@@ -254,6 +325,16 @@ impl Entered {
     pub fn guest(&self) -> &Arc<Connection> {
         &self.live.guest
     }
+}
+
+/// A sandbox that runs or is paused, in the hands of a request that only looks at what it wrote.
+#[derive(Debug)]
+pub struct LookedInto {
+    /// The sandbox.
+    pub handle: Arc<Handle>,
+    /// The backend's side.
+    pub grip: Arc<Grip>,
+    _busy: Busy,
 }
 
 /// Numbers of a sandbox: those of the host and those counted here.
