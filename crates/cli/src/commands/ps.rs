@@ -149,6 +149,7 @@ pub(crate) fn reason(sandbox: &Sandbox) -> String {
         Some(EndReason::Drained) => "the node was drained".to_owned(),
         Some(EndReason::LaunchFailed { message }) => format!("launch failed: {message}"),
         Some(EndReason::AgentLost { message }) => format!("agent lost: {message}"),
+        Some(EndReason::PausedTooLong) => "paused for too long".to_owned(),
         Some(EndReason::Rebooted) => "the machine was restarted".to_owned(),
     }
 }

@@ -117,8 +117,8 @@ class SandboxInfo:
     """The record of a sandbox."""
 
     id: str
-    #: `creating`, `running`, `pausing`, `paused`, `resuming`, `stopping`, `stopped`, `failed`; or `lost`: its node does not answer, and may
-    #: come back with it.
+    #: `creating`, `running`, `pausing`, `paused`, `resuming`, `stopping`, `stopped`, `failed`; or `lost`:
+    #: its node does not answer, and may come back with it.
     state: str
     reason: EndReason | None
     backend: str
