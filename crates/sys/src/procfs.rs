@@ -1,7 +1,7 @@
 //! What `/proc` tells of processes, the machine and its memory.
 
 use std::fs;
-use std::io::{self, BufRead};
+use std::io::{self, BufRead, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
@@ -209,13 +209,19 @@ pub struct OwnMemory {
     pub swap_kib: u64,
 }
 
+/// Bytes of `smaps` that are read: some 20,000 mappings. Who has more keeps the memory of the rest to itself.
+const SMAPS_BYTES_MAX: u64 = 16 << 20;
+
 /// Memory that is a process's own: what it wrote, and what it shares as memory. What it only reads of files, such as programs, is not.
 ///
 /// # Errors
 /// They cannot be read. A process that is gone has none.
 pub fn own_memory(pid: i32) -> io::Result<Vec<OwnMemory>> {
-    match fs::read_to_string(format!("/proc/{pid}/smaps")) {
-        Ok(text) => Ok(own_memory_in(&text)),
+    let mut text = Vec::new();
+    let read = fs::File::open(format!("/proc/{pid}/smaps"))
+        .and_then(|file| file.take(SMAPS_BYTES_MAX).read_to_end(&mut text));
+    match read {
+        Ok(_) => Ok(own_memory_in(&String::from_utf8_lossy(&text))),
         Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => Ok(Vec::new()),
         Err(e) => Err(e),
     }
