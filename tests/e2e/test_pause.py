@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from libdsec import Conflict, DSecContainerRunArgs, DSecExecArgs
+from libdsec import Conflict, DSecContainerRunArgs
 from libdsec.sync import DSecClient, Sandbox
 
 from platform_under_test import IMAGE, Platform, base_image, platform, until
@@ -39,7 +39,7 @@ def test_what_runs_goes_on_where_it_was(start: Start) -> None:
     until(lambda: int(sandbox.run_shell("cat /tmp/count").stdout) > before, "the background job going on")
     sandbox.run_shell("touch /tmp/go")
     ended = line.wait(timeout=30)
-    assert ended.ok and line.read_stdout() == b"before\nafter\n"
+    assert ended.ok and ended.stdout == "before\nafter\n"
 
 
 def test_nothing_runs_while_it_is_paused(start: Start) -> None:
@@ -54,7 +54,7 @@ def test_nothing_runs_while_it_is_paused(start: Start) -> None:
 
 def test_time_limits_do_not_run_while_it_is_paused(start: Start) -> None:
     sandbox = start()
-    command = sandbox.start(DSecExecArgs(shell="sleep 0.2; sleep 0.2; echo whole", timeout=2.0))
+    command = sandbox.start(shell="sleep 0.2; sleep 0.2; echo whole", timeout=2.0)
     sandbox.pause()
     time.sleep(3)
     sandbox.resume()
@@ -152,10 +152,13 @@ HOLDER = """
 import hashlib, os, signal, time
 held = os.urandom(64 << 20)
 first = hashlib.sha256(held).hexdigest()
+def say(what):
+    with open("/tmp/said", "a") as said:
+        print(what, file=said)
 def check(*_):
-    print(hashlib.sha256(held).hexdigest() == first, flush=True)
+    say(hashlib.sha256(held).hexdigest() == first)
 signal.signal(signal.SIGUSR1, check)
-print("held", flush=True)
+say("held")
 while True:
     time.sleep(0.1)
 """
@@ -168,7 +171,7 @@ def test_memory_comes_back_to_the_node_and_then_to_the_sandbox_and_an_edge_that_
         client = running.client()
         sandbox = client.run_container(DSecContainerRunArgs(container_image=IMAGE))
         holder = sandbox.start(argv=["python3", "-c", HOLDER])
-        until(lambda: holder.read_stdout() == b"held\n", "the memory")
+        until(lambda: sandbox.run_shell("cat /tmp/said").stdout == "held\n", "the memory")
         pauses = sandbox.pause().pauses
         assert pauses and pauses.resident_bytes > 64 << 20
         assert pauses.returned_bytes > 0.9 * pauses.resident_bytes, pauses
@@ -177,8 +180,8 @@ def test_memory_comes_back_to_the_node_and_then_to_the_sandbox_and_an_edge_that_
         running.kill_edge()
         assert "swap" in Path("/proc/swaps").read_text() and len(Path("/proc/swaps").read_text().splitlines()) == 2
         assert sandbox.refresh().state == "paused"
-        holder.signal("USR1")
-        until(lambda: holder.read_stdout() == b"held\nTrue\n", "what it held")
+        holder.signal("SIGUSR1")
+        until(lambda: sandbox.run_shell("cat /tmp/said").stdout == "held\nTrue\n", "what it held")
         assert sandbox.refresh().state == "running"
         sandbox.pause()
         sandbox.stop()
