@@ -89,9 +89,6 @@ def test_what_is_wrong_about_tasks_is_said(shared: Platform, client: DSecClient,
     status, refused = post(shared, "/v1/tasks/x/stop", {"grace": 1})
     assert status == 400 and "grace" in refused["message"]
     start(task_id="here")
-    for what in ("pause", "resume"):
-        status, refused = post(shared, f"/v1/tasks/here/{what}")
-        assert (status, refused["code"]) == (501, "unsupported")
     assert "TASK" in shared.dsec("task", "ls").stdout
     stopped = shared.dsec("task", "stop", "here", "nothing")
     assert stopped.stdout == "here: 1 of 1 ended\nnothing: 0 of 0 ended\n"

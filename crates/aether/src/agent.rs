@@ -12,6 +12,7 @@ use rustix::io::Errno;
 
 use crate::child::Host;
 use crate::chronus::Session;
+use crate::clock::Clock;
 use crate::conn::{Ack, Conn};
 use crate::dial::Dialing;
 use crate::exec::Exec;
@@ -89,6 +90,7 @@ pub(crate) struct FileChild {
 pub(crate) struct Agent {
     pub(crate) host: Host,
     pub(crate) poll: Poll,
+    pub(crate) clock: Clock,
     listen: OwnedFd,
     signals: OwnedFd,
     pub(crate) conn: Option<Conn>,
@@ -156,6 +158,7 @@ impl Agent {
         Ok(Self {
             host,
             poll,
+            clock: Clock::default(),
             listen,
             signals,
             conn: None,
@@ -221,7 +224,7 @@ impl Agent {
         if signalled {
             self.reap();
         }
-        self.timers(Instant::now());
+        self.timers(self.clock.now());
         if request {
             self.requests();
         }
@@ -243,7 +246,7 @@ impl Agent {
         let files = self.file_children.iter().filter_map(|(_, child)| child.end_at);
         let due = execs.chain(sessions).chain(dials).chain(checks).chain(files).min()?;
         // Rounded up, so that the wait does not end just before.
-        Some(due.saturating_duration_since(Instant::now()) + Duration::from_micros(50))
+        Some(self.clock.until(due)? + Duration::from_micros(50))
     }
 
     fn timers(&mut self, now: Instant) {
@@ -285,7 +288,7 @@ impl Agent {
     fn file_caller_gone(&mut self, key: Key) {
         let Some(child) = self.file_children.get_mut(key) else { return };
         self.poll.remove(&child.socket);
-        child.end_at = Some(Instant::now() + FILE_END_MAX);
+        child.end_at = Some(self.clock.now() + FILE_END_MAX);
     }
 
     /// Reaps whatever ended: commands, file children, and every orphan of the sandbox.

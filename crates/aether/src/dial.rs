@@ -43,7 +43,7 @@ impl Agent {
         if self.dials.len() >= DIALS_MAX {
             return Err(fail(Kind::ResourceExhausted, "too many connections are being made at once"));
         }
-        self.attempt(ack, port, false, Instant::now() + WAIT)
+        self.attempt(ack, port, false, self.clock.now() + WAIT)
     }
 
     fn attempt(&mut self, ack: Ack, port: u16, v6: bool, until: Instant) -> Result<(), GuestError> {

@@ -122,7 +122,8 @@ pub(crate) fn command_text(argv: &[Vec<u8>], line: Option<&[u8]>) -> String {
 }
 
 impl Exec {
-    pub(crate) fn new(id: &str, request: &guest::ExecStart, ack: Ack) -> Self {
+    /// One that is being started at `now`.
+    pub(crate) fn new(id: &str, request: &guest::ExecStart, ack: Ack, now: Instant) -> Self {
         let limit = if request.output_limit == 0 { OUTPUT_LIMIT_DEFAULT } else { request.output_limit };
         let pty = request.pty.is_some();
         let out = if pty { Stream::window() } else { Stream::new(limit) };
@@ -136,7 +137,7 @@ impl Exec {
             outcome: None,
             linger_until: None,
             timeout: (request.timeout_ms > 0).then(|| Duration::from_millis(request.timeout_ms)),
-            deadline: Some(Instant::now() + START_MAX),
+            deadline: Some(now + START_MAX),
             timed_out: false,
             killed: false,
             session_ended: false,
@@ -155,9 +156,9 @@ impl Exec {
         }
     }
 
-    /// When a time limit that begins now is over.
-    pub(crate) fn time_limit(&self) -> Option<Instant> {
-        self.timeout.and_then(|t| Instant::now().checked_add(t))
+    /// When a time limit that begins at `now` is over.
+    pub(crate) fn time_limit(&self, now: Instant) -> Option<Instant> {
+        self.timeout.and_then(|t| now.checked_add(t))
     }
 
     /// Name of a stream's spool file.
@@ -296,7 +297,7 @@ impl Agent {
             self.poll.remove(&report);
         }
         exec.state = State::Running;
-        exec.deadline = exec.time_limit();
+        exec.deadline = exec.time_limit(self.clock.now());
         let mut failed = false;
         if exec.pty {
             // The master: written to by us and the edge, read here.
@@ -317,14 +318,14 @@ impl Agent {
             let session = exec.session.clone();
             self.terminal_started(&session, pid);
         }
-        self.settle(key, Instant::now());
+        self.settle(key, self.clock.now());
         self.note(key);
     }
 
     /// Output is there.
     pub(crate) fn exec_output(&mut self, key: Key, which: usize) {
         if self.pump(key, which, TURN_BUDGET) == Pumped::End {
-            self.settle(key, Instant::now());
+            self.settle(key, self.clock.now());
         }
         self.note(key);
     }
@@ -344,7 +345,7 @@ impl Agent {
 
     /// Its process has ended.
     pub(crate) fn exec_reaped(&mut self, key: Key, reaped: &Reaped) {
-        let now = Instant::now();
+        let now = self.clock.now();
         if let Some(exec) = self.execs.get_mut(key) {
             exec.outcome = Some(Outcome { code: reaped.code, signal: reaped.signal });
             exec.cpu_us = reaped.cpu_us;
@@ -454,7 +455,7 @@ impl Agent {
         if request.tree {
             if request.signal == libc::SIGKILL {
                 kill_tree(exec);
-                exec.was_killed(Instant::now());
+                exec.was_killed(self.clock.now());
             } else if let Some(cgroup) = &exec.cgroup {
                 for pid in tree::members(cgroup) {
                     let _ = sys::kill(pid, request.signal);
@@ -473,7 +474,7 @@ impl Agent {
         }
         let _ = sys::kill(-exec.pid, request.signal);
         if request.signal == libc::SIGKILL {
-            exec.was_killed(Instant::now());
+            exec.was_killed(self.clock.now());
         }
         Ok(())
     }

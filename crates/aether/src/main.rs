@@ -11,12 +11,14 @@
 //! chronus   shell sessions                       files    file operations (in children)
 //! report    what a child says before its exec        conn      frames in and out
 //! dial      connections to ports                 tree     process trees
+//! clock     time, which can stand still
 //! users     /etc/passwd and /etc/group           sys      system calls; the only unsafe code
 //! ```
 
 mod agent;
 mod child;
 mod chronus;
+mod clock;
 mod conn;
 mod dial;
 mod exec;

@@ -1,7 +1,6 @@
 //! What an edge asks, and what it is told.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Instant;
 
 use dsec_proto::guest::{
     ENDED_EXECS_MAX, Empty, ExecInfo, FILE_PIPES_GENERATION, FRAME_MAX, FileCall, GENERATION, GuestError,
@@ -88,6 +87,8 @@ impl Agent {
                 if let Some(conn) = &mut self.conn {
                     conn.generation = theirs.generation;
                 }
+                // Whoever comes to use the sandbox may know nothing of a pause that the edge before had begun.
+                self.clock.go_on();
                 let hello = self.hello();
                 self.answer(ack, Ok((Reply::Hello(hello), Vec::new())));
                 return Ok(());
@@ -114,6 +115,14 @@ impl Agent {
             Request::ExecForget(r) => Some(self.forget(&r.exec)),
             Request::File(call) => Some(self.file(&call, fds)),
             Request::Terminate(_) => Some(self.terminate()),
+            Request::StandStill(_) => {
+                self.clock.stand_still();
+                Some(done())
+            }
+            Request::GoOn(_) => {
+                self.clock.go_on();
+                Some(done())
+            }
         };
         if let Some(answer) = answer {
             self.answer(ack, answer);
@@ -278,7 +287,7 @@ impl Agent {
         }
         let plan = Plan { user, cwd, work: Work::Check };
         let child = child::spawn(&self.host, cgroup.first().map(AsFd::as_fd), &plan)?;
-        let until = Instant::now() + report::START_MAX;
+        let until = self.clock.now() + report::START_MAX;
         let key = self.checks.insert(Check { pid: child.pid, until, report: child.report, ack });
         if let Some(check) = self.checks.get(key) {
             self.poll.read(&check.report, On::Check, Some(key)).map_err(|e| os("epoll", e))?;

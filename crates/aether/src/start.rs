@@ -85,7 +85,7 @@ impl Agent {
             (None, true) => return Err(invalid("no program is named: argv is empty")),
             (Some(_), false) => return Err(invalid("argv and shell cannot go together")),
         };
-        let exec = Exec::new(&request.exec, request, ack);
+        let exec = Exec::new(&request.exec, request, ack, self.clock.now());
         self.launch(exec, request, program, fds).map(drop)
     }
 

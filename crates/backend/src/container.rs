@@ -18,6 +18,7 @@ mod oom;
 mod probe;
 mod setup;
 mod shared;
+mod still;
 mod storage;
 mod wire;
 
@@ -227,12 +228,14 @@ impl ContainerBackend {
             files: FileCount::default(),
             gone: false.into(),
             snapshots: 0.into(),
+            still: Mutex::default(),
+            swapped: Mutex::default(),
         };
         Ok((container, std::mem::take(&mut clock.phases)))
     }
 
-    /// Takes over a container that an earlier edge launched. `Ok(None)`: it is gone (its leftovers
-    /// are removed).
+    /// Takes over a container that an earlier edge launched, and leaves it standing still if it `is_paused`. `Ok(None)`: it is gone
+    /// (its leftovers are removed).
     ///
     /// # Errors
     /// It is there and cannot be taken over.
@@ -240,6 +243,7 @@ impl ContainerBackend {
         &self,
         spec: &ContainerSpec,
         anchor: &Anchor,
+        is_paused: bool,
     ) -> Result<Option<Arc<dyn Instance>>, BackendError> {
         let shared = &self.shared;
         let range = IdRange::from_base(anchor.id_base).ok_or_else(|| {
@@ -257,13 +261,11 @@ impl ContainerBackend {
         };
         shared.tell_launcher(&ToLauncher::Reserve(vec![anchor.id_base]), &[])?;
         let group = shared.tree.group(&spec.name);
-        // The edge before may have ended while it held this one still.
-        group.thaw();
         let subvolume = shared
             .storage
             .subvolume(&spec.name)
             .map_err(failed(format!("find the writable layer of {}", spec.name)))?;
-        Ok(Some(Arc::new(Container {
+        let container = Container {
             name: spec.name.clone(),
             anchor: anchor.clone(),
             range,
@@ -277,7 +279,16 @@ impl ContainerBackend {
             files: FileCount::default(),
             gone: false.into(),
             snapshots: 0.into(),
-        })))
+            still: Mutex::default(),
+            swapped: Mutex::default(),
+        };
+        if is_paused {
+            container.stay_paused();
+        } else {
+            // The edge before may have ended while it held this one still.
+            container.thaw();
+        }
+        Ok(Some(Arc::new(container)))
     }
 
     /// Removes whatever carries this node's marks and belongs to no name in `keep`: cgroups, layers,

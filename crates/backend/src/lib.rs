@@ -127,7 +127,17 @@ pub trait Instance: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`SnapshotError`]; nothing is left of it then, and the sandbox goes on.
     fn snapshot(&self, quiesce: Quiesce, in_place: InPlace<'_>) -> Result<Option<Snapshot>, SnapshotError>;
-    /// SIGKILL to every process of it. Does not wait; see [`Self::exit_fd`].
+    /// Stops all its processes, its agent's too, until [`Self::thaw`], and gives their memory back as far as the host can. Blocks for
+    /// as long as that takes; `go_on` is asked now and then.
+    ///
+    /// # Errors
+    /// [`PauseError`]. Its processes may stand still all the same; [`Self::thaw`] lets them go on.
+    fn pause(&self, go_on: GoOn<'_>) -> Result<Paused, PauseError>;
+    /// Lets its processes go on, unless they stand still for a snapshot too: then when that is taken. Idempotent.
+    fn thaw(&self);
+    /// Brings back what the last pause gave back, what was most in use first. Blocks until all of it was asked for, or `go_on` says no.
+    fn prefetch(&self, go_on: GoOn<'_>);
+    /// SIGKILL to every process of it, also where they stand still. Does not wait; see [`Self::exit_fd`].
     fn kill(&self);
     /// Holds the file-count limit, which some file systems cannot: looks, and stops further writes
     /// when there are too many. Called every few seconds. True: it is over.
@@ -143,6 +153,35 @@ pub trait Instance: Send + Sync + fmt::Debug {
 /// Reads the upper directory of a sandbox's overlay, in which nothing changes before it returns. True: it has read all it wants. Its
 /// processes stand still meanwhile, so it is to be quick.
 pub type InPlace<'a> = Box<dyn FnOnce(&Path) -> bool + 'a>;
+
+/// Whether something long is still wanted.
+pub type GoOn<'a> = &'a dyn Fn() -> bool;
+
+/// A sandbox that stands still.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Paused {
+    /// Memory that it had, bytes.
+    pub resident_bytes: u64,
+    /// Of that, what the node has back.
+    pub returned_bytes: u64,
+}
+
+/// Why a sandbox is not paused.
+#[derive(Debug, thiserror::Error)]
+pub enum PauseError {
+    /// This host cannot make a sandbox stand still.
+    #[error("this host cannot make a sandbox's processes stand still: it has no cgroup version 2")]
+    Unsupported,
+    /// They did not stand still in time.
+    #[error("the sandbox's processes did not stand still within {} s", limit.as_secs())]
+    Restless {
+        /// The time they had.
+        limit: Duration,
+    },
+    /// The host failed.
+    #[error("the sandbox cannot be paused")]
+    Failed(#[from] BackendError),
+}
 
 /// What a sandbox's processes do while a snapshot of it is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

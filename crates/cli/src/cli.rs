@@ -9,7 +9,7 @@ use dsec_model::iam::ProjectPath;
 
 use crate::bench::BenchCommand;
 use crate::commands::{
-    cluster, completion, cp, create, exec, execs, fleet, identity, image, logs, node, pack, pool,
+    cluster, completion, cp, create, exec, execs, fleet, identity, image, logs, node, pack, pause, pool,
     port_forward, project, ps, run, session, shell, stats, stop, task, update,
 };
 use crate::config::{Given, Target};
@@ -184,6 +184,12 @@ pub(crate) enum Command {
     /// End sandboxes
     #[command(after_help = stop::EXAMPLES)]
     Stop(stop::StopArgs),
+    /// Make sandboxes stand still and give their memory back; whoever uses one resumes it
+    #[command(after_help = pause::PAUSE_EXAMPLES)]
+    Pause(pause::PauseArgs),
+    /// Let paused sandboxes go on
+    #[command(after_help = pause::RESUME_EXAMPLES)]
+    Resume(pause::PauseArgs),
     /// Print the completion script of a shell
     #[command(after_help = completion::EXAMPLES)]
     Completion(completion::CompletionArgs),

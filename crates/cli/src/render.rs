@@ -45,8 +45,11 @@ pub(crate) fn paint(text: &str, tone: Tone, on: bool) -> String {
 pub(crate) fn state_tone(state: dsec_model::State) -> Tone {
     match state {
         dsec_model::State::Running => Tone::Good,
-        dsec_model::State::Creating | dsec_model::State::Stopping => Tone::Warn,
-        dsec_model::State::Stopped => Tone::Dim,
+        dsec_model::State::Creating
+        | dsec_model::State::Pausing
+        | dsec_model::State::Resuming
+        | dsec_model::State::Stopping => Tone::Warn,
+        dsec_model::State::Paused | dsec_model::State::Stopped => Tone::Dim,
         dsec_model::State::Failed | dsec_model::State::Lost => Tone::Bad,
     }
 }

@@ -37,7 +37,7 @@ use crate::app::App;
 pub use call::{Call, NodeCall, SandboxCall};
 
 /// Every template of [`router`]: what metrics and logs call a path by.
-pub const ROUTES: [&str; 84] = [
+pub const ROUTES: [&str; 86] = [
     "/healthz",
     "/metrics",
     "/v1/openapi.json",
@@ -99,6 +99,8 @@ pub const ROUTES: [&str; 84] = [
     "/v1/sandboxes/batch",
     "/v1/sandboxes/{id}",
     "/v1/sandboxes/{id}/stop",
+    "/v1/sandboxes/{id}/pause",
+    "/v1/sandboxes/{id}/resume",
     "/v1/sandboxes/{id}/logs",
     "/v1/sandboxes/{id}/pack",
     "/v1/sandboxes/{id}/execs",
@@ -135,6 +137,8 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/sandboxes/batch", post(batch::create))
         .route("/v1/sandboxes/{id}", get(sandboxes::get).patch(sandboxes::update).delete(sandboxes::remove))
         .route("/v1/sandboxes/{id}/stop", post(sandboxes::stop))
+        .route("/v1/sandboxes/{id}/pause", post(sandboxes::pause))
+        .route("/v1/sandboxes/{id}/resume", post(sandboxes::resume))
         .route("/v1/sandboxes/{id}/logs", get(sandboxes::logs))
         .route("/v1/sandboxes/{id}/pack", post(sandboxes::pack))
         .merge(projects_and_identities())

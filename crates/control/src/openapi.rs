@@ -20,7 +20,8 @@ use crate::api::{
     info(title = "dsec", description = "Sandboxes for agentic reinforcement learning. How the paths behave is in docs/reference/http-api.md.",
         license(name = "Apache-2.0", identifier = "Apache-2.0")),
     paths(
-        sandboxes::create, batch::create, sandboxes::list, sandboxes::get, sandboxes::update, sandboxes::stop, sandboxes::remove, sandboxes::logs,
+        sandboxes::create, batch::create, sandboxes::list, sandboxes::get, sandboxes::update, sandboxes::stop, sandboxes::remove, sandboxes::pause,
+        sandboxes::resume, sandboxes::logs,
         sandboxes::pack, counts::get,
         execs::start, execs::list, execs::get, execs::stdout, execs::stderr, execs::attach, execs::stdin,
         execs::signal, execs::resize,

@@ -96,6 +96,8 @@ const RULES: &[(&str, &str, Rule)] = &[
     ("PATCH", "/v1/sandboxes/{id}", Sandbox(SandboxStop)),
     ("DELETE", "/v1/sandboxes/{id}", Sandbox(SandboxStop)),
     ("POST", "/v1/sandboxes/{id}/stop", Sandbox(SandboxStop)),
+    ("POST", "/v1/sandboxes/{id}/pause", Sandbox(SandboxStop)),
+    ("POST", "/v1/sandboxes/{id}/resume", Sandbox(SandboxStop)),
     ("GET", "/v1/sandboxes/{id}/logs", Sandbox(SandboxRead)),
     ("POST", "/v1/sandboxes/{id}/pack", Sandbox(LayerPack)),
     ("*", "/v1/sandboxes/{id}/execs", Sandbox(SandboxUse)),

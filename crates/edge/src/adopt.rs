@@ -105,11 +105,15 @@ async fn one(node: Arc<Node>, mut stored: Stored) -> Option<Taken> {
                 tracing::error!(sandbox_id = %id, %error, "a sandbox's events cannot be written down");
             }
             let grip = Grip::new(instance);
-            let guest = reconnect(&handle, &grip).await;
+            // The agent of one that is paused does not answer before it is resumed.
+            let guest = match stored.sandbox.state {
+                State::Paused => None,
+                _ => Some(reconnect(&handle, &grip).await),
+            };
             if let Some(key) = &stored.key {
                 node.keys.restore(key, &id);
             }
-            let is_lost = guest.is_err() && stored.sandbox.reason.is_none();
+            let is_lost = matches!(guest, Some(Err(_))) && stored.sandbox.reason.is_none();
             take_over(&node, handle, mailbox, stored, grip, guest);
             Some(Taken { id, lives: true, is_lost })
         }
@@ -122,7 +126,7 @@ fn take_over(
     mailbox: mpsc::Receiver<Message>,
     stored: Stored,
     grip: Arc<Grip>,
-    guest: Result<Arc<Connection>, String>,
+    guest: Option<Result<Arc<Connection>, String>>,
 ) {
     let ids = stored.sandbox.layers.iter().filter_map(|layer| layer.id.parse().ok()).collect();
     let Stored { sandbox, spec, charged_to, .. } = &stored;
@@ -144,7 +148,8 @@ fn look(node: &Node, stored: &Stored) -> Fate {
         let message = "the edge was restarted during the launch".to_owned();
         return Fate::Gone(EndReason::LaunchFailed { message });
     };
-    match node.launch.adopt(&stored.spec.to_container(&stored.sandbox.id), anchor) {
+    let is_paused = stored.sandbox.state == State::Paused;
+    match node.launch.adopt(&stored.spec.to_container(&stored.sandbox.id), anchor, is_paused) {
         Ok(Some(instance)) => Fate::Lives(instance),
         Ok(None) => match stored.sandbox.reason.clone() {
             Some(reason) => Fate::Gone(reason),
@@ -158,7 +163,11 @@ fn look(node: &Node, stored: &Stored) -> Fate {
     }
 }
 
-async fn reconnect(handle: &Arc<Handle>, grip: &Arc<Grip>) -> Result<Arc<Connection>, String> {
+/// Connects to the agent of a sandbox that an earlier edge launched.
+///
+/// # Errors
+/// It is gone, or does not answer.
+pub async fn reconnect(handle: &Arc<Handle>, grip: &Arc<Grip>) -> Result<Arc<Connection>, String> {
     let stream = grip.with(Instance::connect).ok_or("it has ended")?.map_err(|e| chain(&e))?;
     let table = ExecTable::new(handle.id.clone(), Arc::clone(grip), Arc::clone(&handle.events));
     Connection::open(stream, table).await.map_err(|e| chain(&e))
@@ -168,8 +177,14 @@ async fn reconnect(handle: &Arc<Handle>, grip: &Arc<Grip>) -> Result<Arc<Connect
 async fn bury(node: &Arc<Node>, stored: Stored, reason: EndReason) {
     let mut sandbox = stored.sandbox;
     // A stop that was in progress came to its end by itself; everything else is a failure.
-    let asked =
-        matches!(reason, EndReason::Asked | EndReason::Idle | EndReason::Lifetime | EndReason::NodeDown);
+    let asked = matches!(
+        reason,
+        EndReason::Asked
+            | EndReason::Idle
+            | EndReason::Lifetime
+            | EndReason::PausedTooLong
+            | EndReason::NodeDown
+    );
     sandbox.state = if asked { State::Stopped } else { State::Failed };
     sandbox.reason = Some(reason);
     sandbox.ended_ms = Some(now_ms());

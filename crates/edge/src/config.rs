@@ -18,6 +18,8 @@ const MAX_SANDBOXES_MAX: u64 = 60_000;
 const CACHE_MIB_DEFAULT: u64 = 64 << 10;
 /// Least: what a few images are worked with at a time.
 const CACHE_MIB_MIN: u64 = 256;
+/// Most swap, MiB (8 TiB): above it a number is a mistake, and a swap file counts its pages in 32 bits.
+const SWAP_MIB_MAX: u64 = 8 << 20;
 /// How long a sandbox stands still for a pack when nothing is said: a snapshot takes as long to write out what that reads.
 const STILL_MS_DEFAULT: u64 = 500;
 /// Most: callers of a sandbox that stands still wait, and their time limits run.
@@ -47,6 +49,8 @@ struct File {
     packs: Packs,
     #[serde(default)]
     registries: Registries,
+    #[serde(default)]
+    swap: Swap,
     #[serde(default)]
     defaults: Defaults,
 }
@@ -127,6 +131,13 @@ struct Packs {
     still_ms_max: Option<u64>,
 }
 
+/// Swap of the node, for the memory of paused sandboxes.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Swap {
+    size_mib: u64,
+}
+
 /// Limits of sandboxes whose create leaves them out, in the words of the create request.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -141,6 +152,8 @@ struct Defaults {
     disk_limit_mb: Option<u64>,
     disk_files_limit: Option<u64>,
     ttl_running_stop: Option<u64>,
+    auto_pause: Option<bool>,
+    ttl_paused_stop: Option<u64>,
     max_lifetime: Option<u64>,
 }
 
@@ -177,6 +190,8 @@ pub struct Config {
     pub still_max: Duration,
     /// Registries that images may be pulled from.
     pub registries: Allowed,
+    /// Size of the node's own swap file, bytes. 0: it makes none.
+    pub swap_bytes: u64,
     /// Limits of a create that says nothing. On a node with fewer cores or less memory or disk they
     /// are lowered to what it has.
     pub defaults: Limits,
@@ -269,6 +284,12 @@ impl Config {
             let own = file.state_dir.join("store").to_string_lossy().into_owned();
             StoreSettings { create: true, ..StoreSettings::new(own) }
         });
+        if file.swap.size_mib > SWAP_MIB_MAX {
+            return Err(value(format!(
+                "swap.size_mib is {}; it must be 0 to {SWAP_MIB_MAX}",
+                file.swap.size_mib
+            )));
+        }
         if file.listen.is_some_and(|listen| listen.port() == 0) {
             return Err(value("listen has port 0; name one, so that others find it".to_owned()));
         }
@@ -286,6 +307,7 @@ impl Config {
             cache_bytes: cache_mib << 20,
             still_max: Duration::from_millis(still_ms),
             registries,
+            swap_bytes: file.swap.size_mib << 20,
             admission,
             pool,
             labels: file.labels,
@@ -322,6 +344,8 @@ impl Defaults {
             disk_files: self.disk_files_limit.unwrap_or(base.disk_files),
             max_lifetime_s: self.max_lifetime.unwrap_or(base.max_lifetime_s),
             ttl_running_stop_s: self.ttl_running_stop.unwrap_or(base.ttl_running_stop_s),
+            ttl_paused_stop_s: self.ttl_paused_stop.unwrap_or(base.ttl_paused_stop_s),
+            auto_pause: self.auto_pause.unwrap_or(base.auto_pause),
         })
     }
 }
@@ -380,6 +404,7 @@ mod tests {
             ("node = \"n1\"\nstate_dir = \"/x\"\n[admission]\nmemory_pressure_max = 20.0\n", "0 to 1"),
             ("node = \"n1\"\nstate_dir = \"/x\"\n[packs]\nstill_ms_max = 10001\n", "packs.still_ms_max"),
             ("node = \"n1\"\nstate_dir = \"/x\"\n[cache]\nsize_mib = 1\n", "cache.size_mib"),
+            ("node = \"n1\"\nstate_dir = \"/x\"\n[swap]\nsize_mib = 99999999\n", "swap.size_mib"),
             (
                 "node = \"n1\"\nstate_dir = \"/x\"\n[registries]\nallow = [\"https://registry.example\"]\n",
                 "registries.allow",

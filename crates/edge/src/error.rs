@@ -5,7 +5,7 @@ use std::error::Error;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use dsec_backend::{BackendError, SnapshotError};
+use dsec_backend::{BackendError, PauseError, SnapshotError};
 use dsec_image::build::Denied;
 use dsec_image::layer::NameError;
 use dsec_image::{EntryProblem, ImportError};
@@ -60,7 +60,7 @@ pub fn no_sandbox(id: &str) -> ApiError {
 pub fn not_running(record: &Sandbox) -> ApiError {
     let hint = match record.state {
         State::Creating => "wait for it with GET /v1/sandboxes/{id}?wait_state=running",
-        State::Running => "try again",
+        State::Running | State::Pausing | State::Paused | State::Resuming => "try again",
         State::Stopping | State::Stopped | State::Failed | State::Lost => "create another one",
     };
     let mut message = format!("sandbox {} is {}", record.id, record.state.as_str());
@@ -89,6 +89,9 @@ fn told(reason: &EndReason, record: &Sandbox) -> String {
             format!("nobody used it for {} s (ttl_running_stop)", record.limits.ttl_running_stop)
         }
         EndReason::Lifetime => format!("its {} s were over (max_lifetime)", record.limits.max_lifetime),
+        EndReason::PausedTooLong => {
+            format!("it was paused for {} s (ttl_paused_stop)", record.limits.ttl_paused_stop)
+        }
         EndReason::NodeDown => "its node was taken down".to_owned(),
         EndReason::Drained => "its node was drained".to_owned(),
         EndReason::LaunchFailed { message }
@@ -236,6 +239,18 @@ pub fn no_room_for_layer(error: &dyn Error) -> ApiError {
     tracing::warn!(error = chain(error), "no room for a layer");
     ApiError::new(ErrorKind::ResourceExhausted, "the node's disk has no room for the layer")
         .hint("remove images and layers that are not used: `dsec image ls`, `dsec layer ls`")
+}
+
+/// Why a sandbox is not paused; it runs on.
+pub fn pause_failed(error: &PauseError) -> ApiError {
+    match error {
+        PauseError::Unsupported => ApiError::new(ErrorKind::Unsupported, error.to_string()).hint(
+            "mount cgroup version 2 on the node, also beside version 1; `dsec doctor` shows what it has",
+        ),
+        PauseError::Restless { .. } => ApiError::new(ErrorKind::Unavailable, error.to_string())
+            .hint("it waits for a device or a file system; try again"),
+        PauseError::Failed(_) => internal("the sandbox cannot be paused", error),
+    }
 }
 
 /// There is no snapshot of a sandbox.

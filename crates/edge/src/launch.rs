@@ -13,12 +13,16 @@ pub trait Launch: Send + Sync + 'static {
     /// # Errors
     /// The phase that failed and why.
     fn launch(&self, spec: &ContainerSpec) -> Result<(Arc<dyn Instance>, Vec<Phase>), BackendError>;
-    /// Takes over a sandbox of an earlier edge; `None` when it is gone.
+    /// Takes over a sandbox of an earlier edge, which stands still and is to stay so if it `is_paused`; `None` when it is gone.
     ///
     /// # Errors
     /// It is there and cannot be taken over.
-    fn adopt(&self, spec: &ContainerSpec, anchor: &Anchor)
-    -> Result<Option<Arc<dyn Instance>>, BackendError>;
+    fn adopt(
+        &self,
+        spec: &ContainerSpec,
+        anchor: &Anchor,
+        is_paused: bool,
+    ) -> Result<Option<Arc<dyn Instance>>, BackendError>;
     /// Removes what carries this node's marks and belongs to no name in `keep`; says what it removed.
     fn sweep(&self, keep: &[String]) -> Vec<String>;
     /// Whether a layer is mounted.
@@ -71,8 +75,9 @@ impl Launch for Containers {
         &self,
         spec: &ContainerSpec,
         anchor: &Anchor,
+        is_paused: bool,
     ) -> Result<Option<Arc<dyn Instance>>, BackendError> {
-        self.with("taking over", |b| b.adopt(spec, anchor))
+        self.with("taking over", |b| b.adopt(spec, anchor, is_paused))
     }
 
     fn sweep(&self, keep: &[String]) -> Vec<String> {

@@ -41,6 +41,7 @@ pub mod scheduling;
 pub mod server;
 pub mod shutdown;
 pub mod sockets;
+pub mod swap;
 pub mod traffic;
 
 /// Threads that may block at once: launches, clean-ups and file content. More would not make a node's

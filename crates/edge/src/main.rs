@@ -23,7 +23,7 @@ use dsec_edge::release::guard;
 use dsec_edge::release::start::{Inherited, Purpose, become_chosen, become_next};
 use dsec_edge::server::{Socket, serve, serve_cluster};
 use dsec_edge::shutdown::{self, Progress};
-use dsec_edge::{doctor, remote};
+use dsec_edge::{doctor, remote, swap};
 use dsec_proto::rest::{Feature, FeatureState};
 use dsec_store::{Store, StoreSettings};
 use futures_util::StreamExt as _;
@@ -220,6 +220,10 @@ fn run(file: &Path, ready_fd: Option<i32>, join: JoinArgs) -> anyhow::Result<Exi
     let config = Config::load(file)?;
     let lock = StateLock::take(&config.state_dir)?;
     join.join(&config)?;
+    // A node without its swap serves as well: pauses give no memory back then, and `dsec doctor` says so.
+    if let Err(error) = swap::set_up(&config.state_dir, config.swap_bytes) {
+        tracing::error!(%error, "the node's swap cannot be set up");
+    }
     let member = member::check(&config)?.map(|kept| Member::new(&config, kept)).transpose()?.map(Arc::new);
     raise_descriptor_limit();
     let backend = start_backend(&config)?;
@@ -324,6 +328,7 @@ fn down(config: &Path) -> anyhow::Result<ExitCode> {
         Ok(_lock) => {
             let backend = start_backend(&config)?;
             let content = start_content(&config)?;
+            let state_dir = config.state_dir.clone();
             let done = runtime()?.block_on(async {
                 let (launch, served) = (Arc::clone(&backend), Arc::clone(&content));
                 let node = match Node::start(config, backend, content).await {
@@ -332,6 +337,7 @@ fn down(config: &Path) -> anyhow::Result<ExitCode> {
                         // What runs ends all the same; records that are left are of sandboxes that the next edge finds gone.
                         tracing::warn!(%error, "the node is taken down without its records");
                         shutdown::without_node(launch, &*served).await.context("something is left")?;
+                        shutdown::take_swap_down(&state_dir).await;
                         return Ok(show(&Progress::Done));
                     }
                 };
@@ -380,6 +386,7 @@ fn check(config: Option<&Path>, state_dir: &Path, json: bool) -> anyhow::Result<
             doctor::own(&exe.with_file_name("dsec-aether"), &exe.with_file_name("dsec-fill"), state_dir)
         }
     };
+    features.push(swap::feature());
     features.extend(doctor::features(ContainerBackend::probe()));
     let mut out = std::io::stdout();
     if json {

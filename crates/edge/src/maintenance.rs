@@ -72,7 +72,7 @@ fn stop_drained(node: &Node) {
     for handle in node.registry.living() {
         // One that is being created is met at a later tick.
         let grace_ms = match handle.state() {
-            State::Running => DRAIN_GRACE_MS.saturating_sub(late_ms),
+            state if state.is_usable() => DRAIN_GRACE_MS.saturating_sub(late_ms),
             State::Stopping if late_ms > DRAIN_GRACE_MS => 0,
             _ => continue,
         };

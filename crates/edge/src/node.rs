@@ -13,7 +13,7 @@ use dsec_proto::rest::{
     SandboxLimits,
 };
 use serde_json::json;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio_util::task::TaskTracker;
 
 use crate::admit::{Room, capacity};
@@ -40,6 +40,11 @@ const LAYER_NAMES_MAX: usize = 512;
 /// How long launches that are under way are waited for before this process becomes another, and how often they are looked at.
 const LAUNCHES_MAX: Duration = Duration::from_secs(10);
 const LAUNCHES_LOOK: Duration = Duration::from_millis(5);
+
+/// Sandboxes that are being paused at once: each takes a processor for as long as its memory is given back.
+fn pauses_at_once() -> usize {
+    std::thread::available_parallelism().map_or(2, |cores| cores.get().max(2))
+}
 
 /// Why an edge's work is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,6 +87,8 @@ pub struct Node {
     pub keys: Arc<Keys>,
     /// Tasks that own sandboxes.
     pub tasks: TaskTracker,
+    /// Turns of sandboxes that are being paused.
+    pub pauses: Semaphore,
     /// Boot of the machine.
     pub boot_id: String,
     /// Drawn anew at each start.
@@ -129,6 +136,7 @@ impl Node {
             records,
             keys: Arc::default(),
             tasks: TaskTracker::new(),
+            pauses: Semaphore::new(pauses_at_once()),
             boot_id,
             instance: ids::instance()?,
             started_ms: now_ms(),
@@ -292,6 +300,7 @@ impl Node {
             match handle.state() {
                 State::Creating => usage.creating += 1,
                 State::Running => usage.running += 1,
+                State::Pausing | State::Paused | State::Resuming => usage.paused += 1,
                 State::Stopping => usage.stopping += 1,
                 State::Stopped | State::Failed | State::Lost => {}
             }

@@ -1,5 +1,6 @@
 //! Taking a node down: every sandbox, then the backend's own things.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use dsec_backend::BackendError;
@@ -13,6 +14,7 @@ use crate::error::chain;
 use crate::launch::Launch;
 use crate::layers::Content;
 use crate::node::{Node, Over};
+use crate::swap;
 
 /// Lines of progress that may wait for a reader; a full queue drops a line, never the shutdown.
 const LINES: usize = 64;
@@ -61,6 +63,15 @@ pub async fn without_node(launch: Arc<dyn Launch>, content: &dyn Content) -> Res
     down
 }
 
+/// Takes the node's swap back, which nothing of its sandboxes is in any more.
+pub async fn take_swap_down(state_dir: &Path) {
+    let state_dir = state_dir.to_owned();
+    let taken = tokio::task::spawn_blocking(move || swap::take_down(&state_dir)).await;
+    if let Ok(Err(error)) = taken {
+        tracing::error!(%error, "the node's swap is left");
+    }
+}
+
 /// Ends what is left of sandboxes, and the backend's own things.
 async fn take_down(launch: Arc<dyn Launch>) -> Result<(), BackendError> {
     let down = tokio::task::spawn_blocking(move || {
@@ -98,6 +109,7 @@ async fn run(node: Arc<Node>, lines: mpsc::Sender<Progress>) {
     node.tasks.wait().await;
     let _ = lines.try_send(Progress::Backend);
     let down = take_down(Arc::clone(&node.launch)).await;
+    take_swap_down(&node.config.state_dir).await;
     if let Err(error) = node.records.remove() {
         tracing::warn!(%error, "directories of records are left");
     }

@@ -91,10 +91,16 @@ pub struct Limits {
     pub disk_mib: u64,
     /// Files and directories in the writable layer.
     pub disk_files: u64,
-    /// Seconds from running until the sandbox is stopped, whatever it does.
+    /// Seconds from running until the sandbox is stopped, whatever it does. Time paused does not count.
     pub max_lifetime_s: u64,
     /// Seconds without a request or an attached session until it is stopped. 0: never.
     pub ttl_running_stop_s: u64,
+    /// Seconds paused until the sandbox is stopped. 0: never.
+    #[serde(default)]
+    pub ttl_paused_stop_s: u64,
+    /// Pause it when `ttl_running_stop_s` is over, instead of stopping it.
+    #[serde(default)]
+    pub auto_pause: bool,
 }
 
 impl Default for Limits {
@@ -111,6 +117,8 @@ impl Default for Limits {
             disk_files: 1_000_000,
             max_lifetime_s: 86_400,
             ttl_running_stop_s: 1800,
+            ttl_paused_stop_s: 0,
+            auto_pause: false,
         }
     }
 }
@@ -167,6 +175,7 @@ impl Limits {
         range("disk_files_limit", self.disk_files, FILES_RANGE)?;
         range("max_lifetime", self.max_lifetime_s, (1, LIFETIME_S_MAX))?;
         range("ttl_running_stop", self.ttl_running_stop_s, (0, LIFETIME_S_MAX))?;
+        range("ttl_paused_stop", self.ttl_paused_stop_s, (0, LIFETIME_S_MAX))?;
         let fits = |field, given, min, max| {
             if given <= max {
                 Ok(())

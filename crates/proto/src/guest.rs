@@ -17,10 +17,12 @@
 use prost::{Message, Oneof};
 
 /// Generation of this protocol.
-pub const GENERATION: u32 = 2;
+pub const GENERATION: u32 = 3;
 /// From this generation on a written file may come as a pipe, and calls of [`Request::File`] and
 /// [`Request::Check`] may bring a cgroup directory for their child, after the socket.
 pub const FILE_PIPES_GENERATION: u32 = 2;
+/// From this generation on an agent knows [`Request::StandStill`] and [`Request::GoOn`].
+pub const CLOCK_GENERATION: u32 = 3;
 /// Largest frame, bytes: an environment of the kernel's limit (2 MiB) and its command fit.
 pub const FRAME_MAX: usize = 4 << 20;
 /// Most descriptors with one frame; `SCM_MAX_FD` is 253.
@@ -96,7 +98,7 @@ pub struct ToGuest {
     #[prost(uint32, tag = "2")]
     pub fds: u32,
     /// What is wanted.
-    #[prost(oneof = "Request", tags = "3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14")]
+    #[prost(oneof = "Request", tags = "3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16")]
     pub request: Option<Request>,
 }
 
@@ -144,6 +146,12 @@ pub enum Request {
     /// Checks that a user, and a directory for it, exist. Answer: [`Reply::Done`] or an error.
     #[prost(message, tag = "14")]
     Check(Check),
+    /// The agent's clock stands still from now on: no time limit runs. The sandbox is about to be paused. Answer: [`Reply::Done`].
+    #[prost(message, tag = "15")]
+    StandStill(Empty),
+    /// The agent's clock goes on from where it stood. So it does at a [`Request::Hello`]. Answer: [`Reply::Done`].
+    #[prost(message, tag = "16")]
+    GoOn(Empty),
 }
 
 /// Nothing.

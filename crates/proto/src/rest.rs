@@ -73,8 +73,8 @@ pub use release::{
 };
 pub use sandbox::{
     BACKEND_CONTAINER, CreateManyEvent, CreateManyRequest, CreateSandboxRequest, FenceRequest, Fenced,
-    LaunchPhase, Lost, Sandbox, SandboxLayer, SandboxLimits, SandboxList, StopRequest, UpdateSandboxRequest,
-    Usage,
+    LaunchPhase, Lost, Pauses, Sandbox, SandboxLayer, SandboxLimits, SandboxList, StopRequest,
+    UpdateSandboxRequest, Usage,
 };
 pub use session::{Session, SessionList, SessionRequest};
 pub use task::{

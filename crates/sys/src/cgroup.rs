@@ -26,6 +26,8 @@ pub use cpu::CpuLimits;
 
 /// Pause between two looks at whether a group stands still; most do at the first.
 const FREEZE_POLL: Duration = Duration::from_micros(200);
+/// Memory that is taken at once, bytes: some hundredths of a second's work.
+const RECLAIM_PART: u64 = 64 << 20;
 /// Bytes of the largest file of counters.
 const COUNTERS_MAX: usize = 4096;
 /// Limits of one group.
@@ -404,16 +406,16 @@ impl Group {
         self.whole.is_some()
     }
 
-    /// Stops all in the sandbox, the agent too, until [`Self::thaw`]; waits until all stand still, at most `limit`. False: this
-    /// host cannot (it has no version 2), or not in time; then nothing is stopped.
-    pub fn freeze(&self, limit: Duration) -> bool {
+    /// Stops all in the sandbox, the agent too, until [`Self::thaw`]; waits until all stand still, at most `limit` and while `go_on`
+    /// says so. False: this host cannot (it has no version 2), or not in time; then nothing is stopped.
+    pub fn freeze(&self, limit: Duration, go_on: &dyn Fn() -> bool) -> bool {
         let Some(whole) = &self.whole else { return false };
         if write(&whole.join("cgroup.freeze"), "1").is_err() {
             return false;
         }
         let until = std::time::Instant::now() + limit;
         while !self.stands_still(whole) {
-            if std::time::Instant::now() >= until {
+            if std::time::Instant::now() >= until || !go_on() {
                 self.thaw();
                 return false;
             }
@@ -430,11 +432,43 @@ impl Group {
         runs.chain([whole.to_owned()]).all(|dir| field(&dir.join("cgroup.events"), "frozen") == 1)
     }
 
+    /// Has all stand still as soon as they can, without waiting for it. Where they do already nothing happens.
+    pub fn freeze_soon(&self) {
+        if let Some(whole) = &self.whole {
+            let _thawed_then = write(&whole.join("cgroup.freeze"), "1");
+        }
+    }
+
     /// Lets all go on.
     pub fn thaw(&self) {
         if let Some(whole) = &self.whole {
             let _not_frozen_then = write(&whole.join("cgroup.freeze"), "0");
         }
+    }
+
+    /// Lets its memory go to swap, beside that of its limit, or not. With version 1 the limit holds for both together, and it always may.
+    pub fn allow_swap(&self, allowed: bool) {
+        if self.v2 {
+            let _no_swap_accounting =
+                write(&self.memory.join("memory.swap.max"), if allowed { "max" } else { "0" });
+        }
+    }
+
+    /// Has the kernel take the group's memory, whoever of it and of its tmpfs has it, as far as it can. `go_on` is asked now and then.
+    /// False: this kernel cannot.
+    pub fn reclaim(&self, go_on: &dyn Fn() -> bool) -> bool {
+        if !self.v2 {
+            // All in one call; each page is tried twice, so that what was dirty is given back too.
+            return write(&self.memory.join("memory.force_empty"), "0").is_ok();
+        }
+        let file = self.memory.join("memory.reclaim");
+        if !file.exists() {
+            return false;
+        }
+        // What is left is not to be had when a call ends without having got its part (EAGAIN).
+        let take = |bytes: u64| bytes > 0 && write(&file, &bytes.min(RECLAIM_PART).to_string()).is_ok();
+        while go_on() && take(self.memory().0) {}
+        true
     }
 
     /// SIGKILL to all in the sandbox, the agent too, where version 2 can.
@@ -568,7 +602,7 @@ mod tests {
         while written() == 0 && busy.try_wait().unwrap().is_none() {
             std::thread::sleep(FREEZE_POLL);
         }
-        let stands_still = group.freeze(Duration::from_secs(60));
+        let stands_still = group.freeze(Duration::from_secs(60), &|| true);
         let at_first = written();
         std::thread::sleep(Duration::from_millis(100));
         let later = written();

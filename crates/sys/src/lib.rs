@@ -6,6 +6,7 @@
 //! what they were doing.
 #![allow(unsafe_code, reason = "this crate is where system calls without a safe wrapper live")]
 
+pub mod advise;
 pub mod btrfs;
 pub mod cgroup;
 pub mod fdpass;
@@ -17,3 +18,4 @@ pub mod mount;
 pub mod process;
 pub mod procfs;
 pub mod seccomp;
+pub mod swap;

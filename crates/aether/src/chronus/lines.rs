@@ -50,7 +50,7 @@ impl Agent {
             let message = format!("{} lines wait in session {name}, the most that can", session.queue.len());
             return Err(fail(Kind::ResourceExhausted, message));
         }
-        let mut exec = Exec::new(&request.exec, request, ack);
+        let mut exec = Exec::new(&request.exec, request, ack, self.clock.now());
         exec.line = true;
         exec.state = State::Queued;
         let exec = self.execs.insert(exec);
@@ -74,7 +74,7 @@ impl Agent {
         exec.state = State::Running;
         exec.pid = session.shown_pid;
         exec.started_ms = now_ms();
-        exec.deadline = exec.time_limit();
+        exec.deadline = exec.time_limit(self.clock.now());
         for which in 0..2 {
             let file = exec.file(which);
             let mut between = std::mem::take(&mut session.between[which]);
@@ -240,7 +240,8 @@ impl Agent {
             let _ = sys::kill(pid, libc::SIGKILL);
         }
         // A look at thousands of processes takes its time; the loop has other work.
-        session.look_at = Some(Instant::now() + LOOK.max(now.elapsed() * LOOK_SHARE));
+        let then = self.clock.now();
+        session.look_at = Some(then + LOOK.max(then.saturating_duration_since(now) * LOOK_SHARE));
     }
 
     /// A signal for a line goes to what it has started; the shell gets it only when it is alone.

@@ -193,7 +193,7 @@ impl Agent {
         Ok(())
     }
 
-    fn new_session(ack: Ack, request: &SessionOpen, cgroup: Option<Cgroup>) -> Session {
+    fn new_session(&self, ack: Ack, request: &SessionOpen, cgroup: Option<Cgroup>) -> Session {
         Session {
             name: request.session.clone(),
             user: request.user.clone(),
@@ -205,7 +205,7 @@ impl Agent {
             openers: vec![ack],
             closers: Vec::new(),
             close_until: None,
-            start_until: Some(Instant::now() + START_MAX),
+            start_until: Some(self.clock.now() + START_MAX),
             cgroup,
             pty_exec: request.pty.map(|_| request.pty_exec.clone()),
             script: None,
@@ -250,9 +250,9 @@ impl Agent {
             ..ExecStart::default()
         };
         // The exec has the cgroup; the session reaches it through the exec.
-        let exec = Exec::new(&request.pty_exec, &start, ack);
+        let exec = Exec::new(&request.pty_exec, &start, ack, self.clock.now());
         let key = self.launch(exec, &start, Program::Interactive(&request.shell), fds)?;
-        let mut session = Self::new_session(ack, request, None);
+        let mut session = self.new_session(ack, request, None);
         session.pid = self.execs.get(key).map_or(0, |e| e.pid);
         session.shown_pid = session.pid;
         self.sessions.insert(session);
@@ -260,7 +260,7 @@ impl Agent {
     }
 
     fn open_shell(&mut self, ack: Ack, request: &SessionOpen, fds: Vec<OwnedFd>) -> Result<(), GuestError> {
-        let mut session = Self::new_session(ack, request, cgroup_of(fds)?);
+        let mut session = self.new_session(ack, request, cgroup_of(fds)?);
         let pipe = |e| os("cannot make pipes", e);
         let (out, out_theirs) = output_pipe().map_err(pipe)?;
         let (err, err_theirs) = output_pipe().map_err(pipe)?;
@@ -376,7 +376,7 @@ impl Agent {
             if let Some(session) = self.sessions.get_mut(key) {
                 session.pid = 0;
             }
-            self.session_look(key, Instant::now());
+            self.session_look(key, self.clock.now());
         }
     }
 
@@ -399,13 +399,13 @@ impl Agent {
     fn begin_close(&mut self, key: Key) {
         let Some(session) = self.sessions.get_mut(key) else { return };
         session.phase = Phase::Closing;
-        session.close_until.get_or_insert_with(|| Instant::now() + CLOSE_WAIT);
+        session.close_until.get_or_insert_with(|| self.clock.now() + CLOSE_WAIT);
         session.line_kill = None;
         let terminal = session.pty_exec.clone();
         let cgroup = match &terminal {
             None => session.cgroup.as_ref(),
             Some(id) => self.execs.iter_mut().find(|(_, e)| e.id == *id).and_then(|(_, e)| {
-                e.was_killed(Instant::now());
+                e.was_killed(self.clock.now());
                 e.cgroup.as_ref()
             }),
         };
@@ -445,7 +445,7 @@ impl Agent {
         // By cgroup; without one the shell's group is all that can still be named.
         let _ = sys::kill(-pid, libc::SIGKILL);
         self.begin_close(key);
-        self.session_look(key, Instant::now());
+        self.session_look(key, self.clock.now());
     }
 
     /// Sees whether anything is left of a session that ends.

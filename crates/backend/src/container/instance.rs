@@ -17,15 +17,14 @@ use rustix::fs::{Dir, FileType, Mode, OFlags, open, openat};
 
 use super::launch::cpu_limits;
 use super::shared::Shared;
+use super::still::{NotStill, Part, Still, Stillness};
 use crate::{
-    Anchor, BackendError, ExecCgroup, InPlace, Instance, OomReport, Quiesce, RawUsage, Snapshot,
-    SnapshotError,
+    Anchor, BackendError, ExecCgroup, GoOn, InPlace, Instance, OomReport, PauseError, Paused, Quiesce,
+    RawUsage, Snapshot, SnapshotError,
 };
 
 /// How long the last process of a killed container may take to go.
 const END_WAIT: Duration = Duration::from_secs(10);
-/// How long a container's processes may take to stand still: those in a slow system call come first out of it.
-const FREEZE_MAX: Duration = Duration::from_secs(2);
 /// Open files and mappings of one container that are looked at before a snapshot of it is refused: some tenths of a second's work.
 const OPEN_FILES_MAX: u64 = 100_000;
 /// Mappings of one container that are looked at before a snapshot is taken without a further look: some hundredths of a second's.
@@ -54,6 +53,9 @@ pub(super) struct Container {
     pub(super) gone: AtomicBool,
     /// How many were taken.
     pub(super) snapshots: AtomicU64,
+    pub(super) still: Mutex<Stillness>,
+    /// What the last pause sent to swap, the hottest first.
+    pub(super) swapped: Mutex<Vec<Part>>,
 }
 
 /// The cgroups of a container's execs. When an exec has ended its group is made anew at once, so that the next one
@@ -164,28 +166,16 @@ impl Container {
     }
 }
 
-/// Lets a container's processes go on when dropped.
-struct Still<'a>(&'a Group);
-
-impl Drop for Still<'_> {
-    fn drop(&mut self) {
-        self.0.thaw();
-    }
-}
-
 impl Container {
     fn no_snapshot(&self, error: io::Error) -> SnapshotError {
         SnapshotError::Failed(BackendError::new(format!("take a snapshot of {}", self.name), error))
     }
 
-    fn stand_still(&self) -> Result<Still<'_>, SnapshotError> {
-        if !self.group.can_freeze() {
-            return Err(SnapshotError::Unsupported);
-        }
-        if !self.group.freeze(FREEZE_MAX) {
-            return Err(SnapshotError::Restless { limit: FREEZE_MAX });
-        }
-        Ok(Still(&self.group))
+    fn still_for_snapshot(&self) -> Result<Still<'_>, SnapshotError> {
+        self.still_for_reading().map_err(|why| match why {
+            NotStill::Unsupported => SnapshotError::Unsupported,
+            NotStill::Restless(limit) => SnapshotError::Restless { limit },
+        })
     }
 
     /// Host ids of the agent and of all processes that it started.
@@ -305,7 +295,7 @@ impl Instance for Container {
     fn snapshot(&self, quiesce: Quiesce, in_place: InPlace<'_>) -> Result<Option<Snapshot>, SnapshotError> {
         let number = self.snapshots.fetch_add(1, Ordering::Relaxed);
         let name = format!("{}.snapshot-{number}", self.name);
-        let still = if quiesce == Quiesce::GoOn { None } else { Some(self.stand_still()?) };
+        let still = if quiesce == Quiesce::GoOn { None } else { Some(self.still_for_snapshot()?) };
         if quiesce == Quiesce::WriteNothing {
             let files = self.written_files()?;
             if !files.is_empty() {
@@ -324,6 +314,18 @@ impl Instance for Container {
                 tracing::warn!(name, %error, "a snapshot stays until the next sweep");
             }
         })))
+    }
+
+    fn pause(&self, go_on: GoOn<'_>) -> Result<Paused, PauseError> {
+        self.pause_now(go_on)
+    }
+
+    fn thaw(&self) {
+        self.thaw_now();
+    }
+
+    fn prefetch(&self, go_on: GoOn<'_>) {
+        self.prefetch_now(go_on);
     }
 
     fn kill(&self) {

@@ -222,6 +222,22 @@ impl Client {
         self.json_within(request, self.answer_timeout() + Duration::from_millis(grace_ms)).await
     }
 
+    /// Pauses all sandboxes of a task, or resumes them.
+    pub(crate) async fn set_task_paused(
+        &self,
+        task: &TaskId,
+        paused: bool,
+    ) -> Result<TaskOutcome, ClientError> {
+        let what = if paused { "/pause" } else { "/resume" };
+        self.json_within(self.request(Method::POST, &task_path(task, what)), self.answer_timeout()).await
+    }
+
+    /// Pauses a sandbox, or resumes it.
+    pub(crate) async fn set_paused(&self, id: &SandboxId, paused: bool) -> Result<Sandbox, ClientError> {
+        let what = if paused { "pause" } else { "resume" };
+        self.json(self.request(Method::POST, &format!("/sandboxes/{id}/{what}"))).await
+    }
+
     /// Waits until no sandbox of a task is known to live.
     pub(crate) async fn wait_task(&self, task: &TaskId, limit: Duration) -> Result<TaskWaited, ClientError> {
         let timeout_ms = Some(limit.as_millis().try_into().unwrap_or(u64::MAX));

@@ -81,7 +81,13 @@ pub(crate) struct SandboxOptions {
     /// End it after this long without a request; 0 is never
     #[arg(long, value_name = "DURATION", value_parser = parse::duration)]
     pub(crate) ttl: Option<Duration>,
-    /// End it after this long whatever it does
+    /// Pause it then, instead of ending it; whoever uses it resumes it
+    #[arg(long)]
+    pub(crate) auto_pause: bool,
+    /// End it after it was paused for this long; 0 is never
+    #[arg(long, value_name = "DURATION", value_parser = parse::duration)]
+    pub(crate) paused_ttl: Option<Duration>,
+    /// End it after this long whatever it does, time paused not counted
     #[arg(long, value_name = "DURATION", value_parser = parse::duration)]
     pub(crate) lifetime: Option<Duration>,
     /// User of its commands: a name, or uid[:gid]
@@ -140,6 +146,8 @@ impl SandboxOptions {
             disk_limit_mb: self.disk,
             disk_files_limit: self.disk_files,
             ttl_running_stop: self.ttl.map(seconds),
+            auto_pause: self.auto_pause.then_some(true),
+            ttl_paused_stop: self.paused_ttl.map(seconds),
             max_lifetime: self.lifetime.map(seconds),
             init_user: self.user,
             env: self.env.into_iter().collect(),

@@ -20,6 +20,7 @@ pub(crate) mod logs;
 pub(crate) mod node;
 mod output;
 pub(crate) mod pack;
+pub(crate) mod pause;
 pub(crate) mod pool;
 pub(crate) mod port_forward;
 pub(crate) mod progress;
@@ -105,6 +106,8 @@ pub(crate) async fn dispatch(cli: Cli) -> Outcome {
         Command::Pack(args) => pack::pack(&Context::new(global)?, args).await,
         Command::Update(args) => update::update(&Context::new(global)?, args).await,
         Command::Stop(args) => stop::stop(&Context::new(global)?, args).await,
+        Command::Pause(args) => pause::set_paused(&Context::new(global)?, args, true).await,
+        Command::Resume(args) => pause::set_paused(&Context::new(global)?, args, false).await,
         Command::Bench(command) => crate::bench::bench(global, command).await,
     }
 }

@@ -23,6 +23,12 @@ pub(crate) enum StateName {
     Creating,
     /// Takes requests
     Running,
+    /// Being paused
+    Pausing,
+    /// Stands still until somebody uses it
+    Paused,
+    /// Being resumed
+    Resuming,
     /// Being ended
     Stopping,
     /// Ended as asked
@@ -64,7 +70,8 @@ pub(crate) struct PsArgs {
 
 /// States that are not final: what runs, or nearly.
 pub(crate) fn live_states() -> Vec<String> {
-    [StateName::Creating, StateName::Running, StateName::Stopping].map(StateName::word).to_vec()
+    use StateName::{Creating, Paused, Pausing, Resuming, Running, Stopping};
+    [Creating, Running, Pausing, Paused, Resuming, Stopping].map(StateName::word).to_vec()
 }
 
 /// Lists sandboxes.
@@ -142,6 +149,7 @@ pub(crate) fn reason(sandbox: &Sandbox) -> String {
         Some(EndReason::Drained) => "the node was drained".to_owned(),
         Some(EndReason::LaunchFailed { message }) => format!("launch failed: {message}"),
         Some(EndReason::AgentLost { message }) => format!("agent lost: {message}"),
+        Some(EndReason::PausedTooLong) => "paused for too long".to_owned(),
         Some(EndReason::Rebooted) => "the machine was restarted".to_owned(),
     }
 }

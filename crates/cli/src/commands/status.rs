@@ -54,6 +54,9 @@ fn lines(counts: &Counts) -> Vec<String> {
     let by_state = [
         ("running", states.running),
         ("creating", states.creating),
+        ("pausing", states.pausing),
+        ("paused", states.paused),
+        ("resuming", states.resuming),
         ("stopping", states.stopping),
         ("lost", states.lost),
         ("stopped", states.stopped),

@@ -104,7 +104,7 @@ pub async fn stop(call: ProjectCall) -> Reply {
     call.told_to_all("stop").await?.stop().await
 }
 
-/// Pauses all sandboxes of a project and of those in it. No backend can yet: `unsupported`.
+/// Pauses all sandboxes of a project and of those in it, side by side. Safe to repeat.
 #[utoipa::path(post, path = "/v1/projects/{project}/pause", operation_id = "pause_project", tag = "projects",
     params(("project" = String, Path, description = "Its way from the root, percent-encoded.")),
     responses((status = 200, description = "How many were paused, and what failed.", body = TaskOutcome)))]
@@ -112,7 +112,7 @@ pub async fn pause(call: ProjectCall) -> Reply {
     call.told_to_all("pause").await?.pause().await
 }
 
-/// Resumes all paused sandboxes of a project and of those in it. No backend can yet: `unsupported`.
+/// Resumes all paused sandboxes of a project and of those in it, side by side.
 #[utoipa::path(post, path = "/v1/projects/{project}/resume", operation_id = "resume_project", tag = "projects",
     params(("project" = String, Path, description = "Its way from the root, percent-encoded.")),
     responses((status = 200, description = "How many were resumed, and what failed.", body = TaskOutcome)))]

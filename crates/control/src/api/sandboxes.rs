@@ -18,7 +18,7 @@ use crate::forward::{self, BodyKind};
 #[into_params(parameter_in = Query)]
 #[expect(dead_code, reason = "documents what the nodes parse")]
 pub(crate) struct ListQuery {
-    /// Only these states (`creating`, `running`, `stopping`, `stopped`, `failed`, `lost`); may be repeated: any of them.
+    /// Only these states (`creating`, `running`, `pausing`, `paused`, `resuming`, `stopping`, `stopped`, `failed`, `lost`); may be repeated: any of them.
     state: Option<Vec<String>>,
     /// Only those of this job.
     task_id: Option<String>,
@@ -122,6 +122,25 @@ pub async fn stop(call: SandboxCall) -> Reply {
     params(("id" = String, Path, description = "The sandbox.")),
     responses((status = 200, description = "Its last record.", body = Sandbox)))]
 pub async fn remove(call: SandboxCall) -> Reply {
+    call.forward().await
+}
+
+/// Pauses a sandbox: its processes stand still, and its memory is given back as far as the node has swap.
+///
+/// Waits until that is done. Of one that is paused nothing is changed. Any request that needs it to run resumes it first; one that comes
+/// while it is being paused breaks that off, and this call is a conflict then.
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/pause", operation_id = "pause_sandbox", tag = "sandboxes",
+    params(("id" = String, Path, description = "The sandbox.")),
+    responses((status = 200, description = "It is paused; `pauses` says how much memory was given back.", body = Sandbox)))]
+pub async fn pause(call: SandboxCall) -> Reply {
+    call.forward().await
+}
+
+/// Resumes a sandbox and waits until it runs. One that runs is used by it and otherwise left alone.
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/resume", operation_id = "resume_sandbox", tag = "sandboxes",
+    params(("id" = String, Path, description = "The sandbox.")),
+    responses((status = 200, description = "It runs.", body = Sandbox)))]
+pub async fn resume(call: SandboxCall) -> Reply {
     call.forward().await
 }
 

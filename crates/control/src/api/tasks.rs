@@ -81,7 +81,7 @@ pub async fn stop(TaskCall { to_all, .. }: TaskCall) -> Reply {
     to_all.stop().await
 }
 
-/// Pauses all sandboxes of a task. No backend can yet: `unsupported`.
+/// Pauses all sandboxes of a task, side by side. Those that do not run yet are left alone. Safe to repeat.
 #[utoipa::path(post, path = "/v1/tasks/{task}/pause", operation_id = "pause_task", tag = "tasks",
     params(("task" = String, Path, description = "The task, percent-encoded.")),
     responses((status = 200, description = "How many were paused, and what failed.", body = TaskOutcome)))]
@@ -89,7 +89,7 @@ pub async fn pause(TaskCall { to_all, .. }: TaskCall) -> Reply {
     to_all.pause().await
 }
 
-/// Resumes all paused sandboxes of a task. No backend can yet: `unsupported`.
+/// Resumes all paused sandboxes of a task, side by side.
 #[utoipa::path(post, path = "/v1/tasks/{task}/resume", operation_id = "resume_task", tag = "tasks",
     params(("task" = String, Path, description = "The task, percent-encoded.")),
     responses((status = 200, description = "How many were resumed, and what failed.", body = TaskOutcome)))]

@@ -222,6 +222,7 @@ impl Table {
             running_ms: given(record.running_ms),
             ended_ms: given(record.ended_ms),
             last_active_ms: created_ms.max(record.running_ms).max(record.ended_ms),
+            pauses: None,
             usage: None,
             launch_phases: Vec::new(),
             first_exec: None,

@@ -29,6 +29,7 @@ pub(crate) fn sandbox(node: &str, number: usize, created_ms: u64) -> Sandbox {
         running_ms: None,
         ended_ms: None,
         last_active_ms: created_ms,
+        pauses: None,
         usage: None,
         launch_phases: Vec::new(),
         first_exec: None,

@@ -67,6 +67,8 @@ fn paths() -> Router<Arc<Node>> {
     let sandbox = Router::new()
         .route("/", get(sandboxes::get).patch(sandboxes::update).delete(sandboxes::delete))
         .route("/stop", post(sandboxes::stop))
+        .route("/pause", post(sandboxes::pause))
+        .route("/resume", post(sandboxes::resume))
         .route("/logs", get(sandboxes::logs))
         .route("/pack", post(packs::pack))
         .route("/execs", post(execs::start).get(execs::list))
@@ -113,13 +115,13 @@ fn paths() -> Router<Arc<Node>> {
         .route("/v1/tasks", get(tasks::list))
         .route("/v1/tasks/{task}/stop", post(tasks::stop))
         .route("/v1/tasks/{task}/pause", post(tasks::pause))
-        .route("/v1/tasks/{task}/resume", post(tasks::pause))
+        .route("/v1/tasks/{task}/resume", post(tasks::resume))
         .route("/v1/tasks/{task}/wait", post(tasks::wait))
         .route("/internal/sandboxes/changes", get(records::changes))
         .route("/internal/sandboxes/get", post(records::by_id))
         .route("/internal/sandboxes/stop", post(tasks::stop_all))
         .route("/internal/sandboxes/pause", post(tasks::pause_all))
-        .route("/internal/sandboxes/resume", post(tasks::pause_all))
+        .route("/internal/sandboxes/resume", post(tasks::resume_all))
         .route("/internal/sandboxes/wait", post(tasks::wait_all))
         .route("/v1/nodes", get(nodes::list))
         .route("/v1/nodes/{node}", get(nodes::get))
@@ -246,7 +248,7 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for PathOf<
     }
 }
 
-/// The running sandbox that the path names; for as long as it is held the sandbox is in use.
+/// The running sandbox that the path names, resumed if it was paused; for as long as it is held the sandbox is in use.
 pub struct In(pub Entered);
 
 #[derive(serde::Deserialize)]
@@ -259,7 +261,7 @@ impl FromRequestParts<Arc<Node>> for In {
     async fn from_request_parts(parts: &mut Parts, node: &Arc<Node>) -> Result<Self, Failure> {
         let PathOf(SandboxPath { id }) = PathOf::from_request_parts(parts, node).await?;
         let caller = Caller::from_request_parts(parts, node).await?;
-        Ok(Self(caller.find(node, &id)?.enter()?))
+        Ok(Self(caller.find(node, &id)?.enter().await?))
     }
 }
 

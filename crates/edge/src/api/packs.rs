@@ -11,7 +11,7 @@ use dsec_model::ErrorKind;
 use dsec_proto::rest::{self, ApiError, ImageSettings, PackRequest};
 use serde_json::json;
 
-use super::{Answer, Caller, In, Json, Shared, json as answer};
+use super::{Answer, Caller, Json, PathOf, Shared, json as answer};
 use crate::error::{internal, invalid_field};
 use crate::layers::{Pack, parse_kind, parse_name, parse_step};
 use crate::sandbox::plan::{check_path, check_user};
@@ -22,10 +22,12 @@ const PATTERNS_MAX: usize = 256;
 
 pub(super) async fn pack(
     State(node): Shared,
-    In(entered): In,
     caller: Caller,
+    PathOf(id): PathOf<String>,
     Json(request): Json<PackRequest>,
 ) -> Answer {
+    // One that is paused stands still already, and stays so.
+    let sandbox = caller.find(&node, &id)?.look_into()?;
     let kind = parse_kind(&request.kind)?;
     let name = request.name.as_deref().map(parse_name).transpose()?;
     let step = request.step.as_deref().map(parse_step).transpose()?;
@@ -40,7 +42,7 @@ pub(super) async fn pack(
     let rules = rules(&request)?;
     let going_down = || ApiError::new(ErrorKind::Unavailable, "the node is going down and packs nothing");
     // One after the other, of one sandbox and of all: a caller that hangs up here has asked for nothing.
-    let own_turn = Arc::clone(&entered.handle.packing).lock_owned().await;
+    let own_turn = Arc::clone(&sandbox.handle.packing).lock_owned().await;
     let turn = Arc::clone(&node.layers.packs).acquire_owned().await.map_err(|_| going_down())?;
     if node.is_draining() {
         return Err(going_down().into());
@@ -57,7 +59,7 @@ pub(super) async fn pack(
             rest::Quiesce::None => Quiesce::GoOn,
         },
         still_max: node.config.still_max,
-        sandbox: entered.handle.record(),
+        sandbox: sandbox.handle.record(),
         project: caller.project.to_string(),
         state_dir: node.config.state_dir.clone(),
     };
@@ -65,12 +67,12 @@ pub(super) async fn pack(
     let tasks = node.tasks.clone();
     let packing = tasks.spawn_blocking(move || {
         let _turns = (own_turn, turn);
-        let packed = node.layers.pack(&asked, &entered.live.grip, &|| node.is_draining());
+        let packed = node.layers.pack(&asked, &sandbox.grip, &|| node.is_draining());
         if let Ok(packed) = &packed {
             let layer = &packed.layer;
             let detail = json!({ "kind": layer.kind, "name": layer.name, "layer": layer.digest, "stored_bytes": packed.stored_bytes });
-            entered.handle.events.push("packed", detail);
-            tracing::info!(sandbox_id = %entered.handle.id, layer = layer.digest, phases = ?packed.phases, "sandbox packed");
+            sandbox.handle.events.push("packed", detail);
+            tracing::info!(sandbox_id = %sandbox.handle.id, layer = layer.digest, phases = ?packed.phases, "sandbox packed");
         }
         packed
     });

@@ -124,8 +124,8 @@ async fn add_content(node: &Node, sandboxes: &mut [Sandbox]) {
 /// Blocks for some tens of microseconds.
 fn with_usage(handle: &Handle, record: &Sandbox) -> Sandbox {
     let mut sandbox = record.clone();
-    if let Some(live) = handle.peek() {
-        sandbox.usage = live.grip.with(|instance| usage(instance, &handle.traffic));
+    if let Some(grip) = handle.grip().filter(|_| record.state.is_usable()) {
+        sandbox.usage = grip.with(|instance| usage(instance, &handle.traffic));
     }
     sandbox
 }
@@ -200,6 +200,18 @@ pub(super) async fn stop(
 
 pub(super) async fn delete(State(node): Shared, caller: Caller, PathOf(id): PathOf<String>) -> Answer {
     end(&node, &caller, &id, 0).await
+}
+
+/// Pauses it. A caller that hangs up leaves it on its way there.
+pub(super) async fn pause(State(node): Shared, caller: Caller, PathOf(id): PathOf<String>) -> Answer {
+    let record = caller.find(&node, &id)?.pause().await?;
+    Ok(json(StatusCode::OK, &*record))
+}
+
+/// Resumes it.
+pub(super) async fn resume(State(node): Shared, caller: Caller, PathOf(id): PathOf<String>) -> Answer {
+    let record = caller.find(&node, &id)?.resume().await?;
+    Ok(json(StatusCode::OK, &*record))
 }
 
 pub(super) async fn logs(

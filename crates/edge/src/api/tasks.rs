@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::StatusCode;
+use dsec_model::State::Running;
 use dsec_model::{EndReason, ErrorKind, TaskId};
 use dsec_proto::rest::{
-    ApiError, GRACE_MAX_MS, StopRequest, Task, TaskFailure, TaskList, TaskOutcome, TaskWaitRequest,
+    ApiError, GRACE_MAX_MS, Sandbox, StopRequest, Task, TaskFailure, TaskList, TaskOutcome, TaskWaitRequest,
     WAIT_DEFAULT_MS, WAIT_MAX_MS,
 };
 use futures_util::future::join_all;
@@ -63,20 +64,25 @@ pub(super) async fn stop_all(
 }
 
 async fn stop_meant(node: &Node, meant: &Meant, request: &StopRequest) -> Answer {
+    // Those that are being made make nothing any more.
     let pending = node.pending.stop(meant);
-    let living = living(node, meant);
     let grace_ms = request.grace_ms.min(GRACE_MAX_MS);
-    let stops = living.iter().map(|handle| {
-        let handle = Arc::clone(handle);
-        // A caller that hangs up drops this handler and not the stops.
-        tokio::spawn(async move { handle.stop(EndReason::Asked, grace_ms).await })
-    });
-    let ended = join_all(stops.collect::<Vec<_>>()).await;
-    // Those that were being made make nothing any more.
-    let matched = pending + living.len() as u64;
-    let mut outcome = TaskOutcome { matched, done: pending, ..TaskOutcome::default() };
-    for (handle, ended) in living.iter().zip(ended) {
-        let broken = |_| Err(ApiError::new(ErrorKind::Internal, "the stop met a defect in the edge"));
+    let stop = move |handle: Arc<Handle>| async move { handle.stop(EndReason::Asked, grace_ms).await };
+    let outcome = with_each(node, living(node, meant), stop).await;
+    let outcome = TaskOutcome { matched: outcome.matched + pending, done: outcome.done + pending, ..outcome };
+    Ok(answer(StatusCode::OK, &outcome))
+}
+
+/// Does something with each sandbox, side by side, and adds up what became of it. A caller that hangs up ends the waiting and not what
+/// was begun.
+async fn with_each<F>(node: &Node, handles: Vec<Arc<Handle>>, act: impl Fn(Arc<Handle>) -> F) -> TaskOutcome
+where
+    F: Future<Output = Result<Arc<Sandbox>, ApiError>> + Send + 'static,
+{
+    let begun: Vec<_> = handles.iter().map(|handle| tokio::spawn(act(Arc::clone(handle)))).collect();
+    let mut outcome = TaskOutcome { matched: handles.len() as u64, ..TaskOutcome::default() };
+    for (handle, ended) in handles.iter().zip(join_all(begun).await) {
+        let broken = |_| Err(ApiError::new(ErrorKind::Internal, "the call met a defect in the edge"));
         match ended.unwrap_or_else(broken) {
             Ok(_) => outcome.done += 1,
             Err(error) => outcome.fail(TaskFailure {
@@ -86,7 +92,7 @@ async fn stop_meant(node: &Node, meant: &Meant, request: &StopRequest) -> Answer
             }),
         }
     }
-    Ok(answer(StatusCode::OK, &outcome))
+    outcome
 }
 
 pub(super) async fn wait(
@@ -134,15 +140,36 @@ async fn wait_meant(node: &Node, meant: &Meant, request: &TaskWaitRequest) -> An
     ))
 }
 
-/// Pauses need a backend that can.
-pub(super) async fn pause(PathOf(task): PathOf<String>) -> Answer {
-    parse(&task)?;
-    pause_all().await
+pub(super) async fn pause(State(node): Shared, caller: Caller, PathOf(task): PathOf<String>) -> Answer {
+    pause_meant(&node, &of_task(caller, &task)?).await
 }
 
-/// The same, for all that the caller may pause.
-pub(super) async fn pause_all() -> Answer {
-    Err(Failure(ApiError::new(ErrorKind::Unsupported, "this version's containers cannot be paused")))
+/// Pauses all that the caller may pause.
+pub(super) async fn pause_all(State(node): Shared, caller: Caller) -> Answer {
+    pause_meant(&node, &Meant { task: None, scope: caller.may }).await
+}
+
+async fn pause_meant(node: &Node, meant: &Meant) -> Answer {
+    let mut handles = living(node, meant);
+    handles.retain(|handle| handle.state().is_usable());
+    let outcome = with_each(node, handles, |handle| async move { handle.pause().await }).await;
+    Ok(answer(StatusCode::OK, &outcome))
+}
+
+pub(super) async fn resume(State(node): Shared, caller: Caller, PathOf(task): PathOf<String>) -> Answer {
+    resume_meant(&node, &of_task(caller, &task)?).await
+}
+
+/// Resumes all that the caller may resume.
+pub(super) async fn resume_all(State(node): Shared, caller: Caller) -> Answer {
+    resume_meant(&node, &Meant { task: None, scope: caller.may }).await
+}
+
+async fn resume_meant(node: &Node, meant: &Meant) -> Answer {
+    let mut handles = living(node, meant);
+    handles.retain(|handle| handle.state().is_usable() && handle.state() != Running);
+    let outcome = with_each(node, handles, |handle| async move { handle.resume().await }).await;
+    Ok(answer(StatusCode::OK, &outcome))
 }
 
 /// A task's name, parsed.

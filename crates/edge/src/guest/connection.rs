@@ -12,7 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dsec_model::ExecId;
 use dsec_proto::guest::{
-    self, Empty, FILE_PIPES_GENERATION, FromGuest, GENERATION, Hello, HelloReply, Reply, Request, ToGuest,
+    self, CLOCK_GENERATION, Empty, FILE_PIPES_GENERATION, FromGuest, GENERATION, Hello, HelloReply, Reply,
+    Request, ToGuest,
 };
 use dsec_proto::rest::ApiError;
 use tokio::io::unix::AsyncFd;
@@ -59,6 +60,8 @@ pub struct Connection {
     closed: watch::Sender<Option<String>>,
     /// Generation of the agent.
     generation: AtomicU32,
+    /// How often the agent was told to stand still or to go on: odd while it stands still.
+    turns: AtomicU64,
     /// What the agent runs.
     pub execs: Arc<ExecTable>,
 }
@@ -104,6 +107,7 @@ impl Connection {
             next_id: AtomicU64::new(1),
             closed: watch::Sender::new(None),
             generation: AtomicU32::new(0),
+            turns: AtomicU64::new(0),
             execs,
         });
         tokio::spawn(Arc::clone(&connection).run());
@@ -166,7 +170,7 @@ impl Connection {
     pub async fn call(&self, request: Request, fds: Vec<OwnedFd>) -> Answer {
         let (id, answer) = self.begin(request, fds, None)?;
         let _forget = Forget { connection: self, id };
-        Self::wait(answer).await
+        self.wait(answer).await
     }
 
     /// [`Self::call`] for a request that is answered with nothing but `Done`; its descriptors.
@@ -191,6 +195,38 @@ impl Connection {
         self.execs.file_cgroup()
     }
 
+    /// Whether the agent's clock can stand still: one that an older release started knows nothing of that.
+    pub fn can_stand_still(&self) -> bool {
+        self.generation.load(Ordering::Relaxed) >= CLOCK_GENERATION
+    }
+
+    /// Has the agent's clock stand still, and everyone who waits for an answer wait for as long as it does.
+    ///
+    /// # Errors
+    /// As [`Self::call`]; all wait no longer than usual then.
+    pub async fn stand_still(&self) -> Result<(), CallError> {
+        self.turn(true);
+        let told = self.done(Request::StandStill(Empty {}), Vec::new()).await;
+        if told.is_err() {
+            self.go_on();
+        }
+        told.map(drop)
+    }
+
+    /// Has the agent's clock go on, if it does not.
+    pub fn go_on(&self) {
+        self.turn(false);
+        self.tell(Request::GoOn(Empty {}));
+    }
+
+    /// Notes what the agent is told. Only its sandbox's owner tells it.
+    fn turn(&self, still: bool) {
+        let turns = self.turns.load(Ordering::SeqCst);
+        if (turns % 2 == 1) != still {
+            self.turns.store(turns + 1, Ordering::SeqCst);
+        }
+    }
+
     /// Starts an exec whose entry is in the table. The entry follows the agent's answer whether or
     /// not the caller is still there: it is removed when nothing was run.
     ///
@@ -210,7 +246,7 @@ impl Connection {
                 return Err(error);
             }
         };
-        match Self::wait(answer).await {
+        match self.wait(answer).await {
             Ok((reply, _)) => Ok(reply),
             Err(error) => {
                 if matches!(error, CallError::TimedOut) {
@@ -224,11 +260,18 @@ impl Connection {
         }
     }
 
-    async fn wait(answer: oneshot::Receiver<Answer>) -> Answer {
-        match tokio::time::timeout(REPLY_MAX, answer).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(_)) => Err(CallError::Closed("the connection is gone".to_owned())),
-            Err(_) => Err(CallError::TimedOut),
+    async fn wait(&self, mut answer: oneshot::Receiver<Answer>) -> Answer {
+        loop {
+            let turns = self.turns.load(Ordering::SeqCst);
+            match tokio::time::timeout(REPLY_MAX, &mut answer).await {
+                Ok(Ok(answer)) => return answer,
+                Ok(Err(_)) => return Err(CallError::Closed("the connection is gone".to_owned())),
+                Err(_) if turns % 2 == 0 && self.turns.load(Ordering::SeqCst) == turns => {
+                    return Err(CallError::TimedOut);
+                }
+                // It stood still for some of that time.
+                Err(_) => {}
+            }
         }
     }
 

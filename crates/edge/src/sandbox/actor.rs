@@ -4,6 +4,8 @@
 //! A final state is published, written down and logged only after everything of the sandbox is gone:
 //! until then callers see `stopping` with the reason.
 
+mod pauses;
+
 use std::future::pending;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::AssertUnwindSafe;
@@ -21,8 +23,10 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
+use tokio_util::sync::DropGuard;
 
 use super::idle::Idle;
+use super::pause::{self, Pausing};
 use super::record::{self, Stored};
 use super::{Grip, Handle, Live, Message, plan, usage};
 use crate::admit::Permit;
@@ -66,8 +70,8 @@ pub enum Origin {
     Adopted {
         /// What runs.
         grip: Arc<Grip>,
-        /// The way to its agent, or why there is none.
-        guest: Result<Arc<Connection>, String>,
+        /// The way to its agent, or why there is none. Of one that is paused it is looked for when it is resumed.
+        guest: Option<Result<Arc<Connection>, String>>,
     },
 }
 
@@ -96,6 +100,14 @@ pub struct Actor {
     grip: Option<Arc<Grip>>,
     guest: Option<Arc<Connection>>,
     exit: Option<AsyncFd<OwnedFd>>,
+    pausing: Option<Pausing>,
+    /// It is being paused because nobody uses it.
+    pauses_itself: bool,
+    /// Who waits for it to be paused.
+    pausers: Vec<oneshot::Sender<Result<(), ApiError>>>,
+    pause_failure: Option<ApiError>,
+    /// Memory comes back for as long as this is here.
+    prefetch: Option<DropGuard>,
     grace_over: Option<Instant>,
     lifetime_over: Option<Instant>,
     exit_over: Option<Instant>,
@@ -124,6 +136,11 @@ pub fn spawn(
         grip: None,
         guest: None,
         exit: None,
+        pausing: None,
+        pauses_itself: false,
+        pausers: Vec::new(),
+        pause_failure: None,
+        prefetch: None,
         grace_over: None,
         lifetime_over: None,
         exit_over: None,
@@ -176,11 +193,20 @@ impl Actor {
                 Message::Update { request, reply } => {
                     let _hung_up = reply.send(self.update(&request).await);
                 }
+                Message::Pause { reply } => {
+                    self.pausers.push(reply);
+                    self.apply(Event::PauseAsked).await;
+                }
                 Message::NoteUse => {
                     self.stored.sandbox.last_active_ms = self.handle.activity.last_active_ms();
                     self.write().await;
                 }
             },
+            done = async { match self.pausing.as_mut() { Some(pausing) => pausing.done().await, None => pending().await } } => {
+                self.pausing = None;
+                self.pause_done(done).await;
+            }
+            () = self.handle.resume_wanted.notified() => self.apply(Event::ResumeAsked).await,
             () = async { match &self.exit { Some(exit) => gone(exit).await, None => pending().await } } => {
                 self.exit = None;
                 self.apply(Event::GuestGone).await;
@@ -188,7 +214,7 @@ impl Actor {
             why = async { match &self.guest { Some(guest) => guest.closed().await, None => pending().await } } => {
                 self.guest = None;
                 // After SIGKILL the end of the last process is the better news; it comes at once.
-                if self.state == State::Running || self.exit.is_none() {
+                if self.state.is_usable() || self.exit.is_none() {
                     self.apply(Event::AgentLost(why)).await;
                 }
             }
@@ -206,6 +232,10 @@ impl Actor {
                     Idle::NotBefore(at) => at,
                 });
                 [ttl, self.lifetime_over].into_iter().flatten().min()
+            }
+            State::Paused => {
+                let left_ms = self.paused_ttl_ms()?.saturating_sub(self.paused_ms());
+                Some(Instant::now() + Duration::from_millis(left_ms))
             }
             State::Stopping => {
                 let poll = self.grace_over.map(|over| over.min(Instant::now() + QUIET_POLL));
@@ -227,15 +257,19 @@ impl Actor {
                 self.grace_over = None;
                 self.apply(Event::GraceOver).await;
             }
+        } else if self.state == State::Paused {
+            if self.paused_ttl_ms().is_some_and(|ttl| ttl <= self.paused_ms()) {
+                self.apply(Event::StopAsked { reason: EndReason::PausedTooLong, grace_ms: 0 }).await;
+            }
         } else if self.lifetime_over.is_some_and(|over| over <= now) {
             self.apply(Event::StopAsked { reason: EndReason::Lifetime, grace_ms: 0 }).await;
         } else if self.ttl().is_some_and(|ttl| self.handle.activity.look(ttl) == Idle::Over) {
-            self.apply(Event::StopAsked { reason: EndReason::Idle, grace_ms: 0 }).await;
+            self.idle_over().await;
         }
     }
 
     async fn update(&mut self, request: &UpdateSandboxRequest) -> Result<(), ApiError> {
-        let running = self.grip.clone().filter(|_| self.state == State::Running);
+        let running = self.grip.clone().filter(|_| self.state.is_usable());
         let grip = running.ok_or_else(|| not_running(&self.stored.sandbox))?;
         let limits = plan::updated(&self.stored.spec.limits, request, &self.node.room.capacity())?;
         let wanted = limits.clone();
@@ -283,12 +317,14 @@ impl Actor {
         }
     }
 
-    async fn adopted(&mut self, grip: Arc<Grip>, guest: Result<Arc<Connection>, String>) {
+    async fn adopted(&mut self, grip: Arc<Grip>, guest: Option<Result<Arc<Connection>, String>>) {
         self.hold(grip);
         self.handle.events.push("adopted", json!({}));
         match guest {
-            Err(why) => self.apply(Event::AgentLost(why)).await,
-            Ok(guest) => {
+            // It is paused, and stays so.
+            None => {}
+            Some(Err(why)) => self.apply(Event::AgentLost(why)).await,
+            Some(Ok(guest)) => {
                 self.guest = Some(guest);
                 match self.state {
                     State::Creating => self.apply(Event::Launched).await,
@@ -309,6 +345,7 @@ impl Actor {
             }
             None => {}
         }
+        self.handle.set_grip(&grip);
         self.grip = Some(grip);
     }
 
@@ -318,33 +355,56 @@ impl Actor {
             let live = Live { grip: Arc::clone(grip), guest: Arc::clone(guest) };
             self.handle.set_live(Some(Arc::new(live)));
         }
-        let lived_ms = now_ms().saturating_sub(self.stored.sandbox.running_ms.unwrap_or_else(now_ms));
+        let sandbox = &self.stored.sandbox;
+        let paused_ms = sandbox.pauses.map_or(0, |pauses| pauses.total_ms);
+        let lived_ms = now_ms().saturating_sub(sandbox.running_ms.unwrap_or_else(now_ms) + paused_ms);
         let left_ms = (self.stored.spec.limits.max_lifetime_s * 1000).saturating_sub(lived_ms);
         self.lifetime_over = Some(Instant::now() + Duration::from_millis(left_ms));
     }
 
     async fn apply(&mut self, event: Event) {
-        let before = self.state;
-        let (state, reason, actions) = step(self.state, self.reason.take(), event);
-        self.state = state;
-        self.reason = reason;
-        if before == State::Creating && state == State::Running {
-            self.stored.sandbox.running_ms = Some(now_ms());
-            self.handle.activity.touch();
-            self.open_for_business();
-        }
-        for action in actions {
-            match action {
-                Action::Record => self.record().await,
-                Action::Terminate { grace_ms } => self.terminate(grace_ms),
-                Action::Kill => self.kill(),
-                Action::CleanUp => self.clean_up().await,
+        let mut next = Some(event);
+        while let Some(event) = next.take() {
+            let before = self.state;
+            let (state, reason, actions) = step(self.state, self.reason.take(), event);
+            self.state = state;
+            self.reason = reason;
+            self.entered(before);
+            for action in actions {
+                match action {
+                    Action::Record => self.record(before).await,
+                    Action::Pause => self.begin_pause(),
+                    Action::BreakOff => self.break_off().await,
+                    Action::Thaw => next = Some(self.thaw().await),
+                    Action::Terminate { grace_ms } => self.terminate(grace_ms),
+                    Action::Kill => self.kill(),
+                    Action::CleanUp => self.clean_up().await,
+                }
             }
+        }
+        self.answer_pausers();
+    }
+
+    /// Does what goes with a state before anybody sees it.
+    fn entered(&mut self, before: State) {
+        match (before, self.state) {
+            (State::Creating, State::Running) => {
+                self.stored.sandbox.running_ms = Some(now_ms());
+                self.handle.activity.touch();
+                self.open_for_business();
+            }
+            (State::Resuming, State::Running) => self.open_for_business(),
+            (State::Paused, State::Paused) => {}
+            (State::Paused, _) => {
+                let paused_ms = pause::note_end(&mut self.stored.sandbox.pauses);
+                self.handle.events.push("pause_over", json!({ "paused_ms": paused_ms }));
+            }
+            _ => {}
         }
     }
 
     /// Publishes the state and writes it down. A final one is shown as `stopping` until its clean-up.
-    async fn record(&mut self) {
+    async fn record(&mut self, before: State) {
         let shown = if self.state.is_final() { State::Stopping } else { self.state };
         let sandbox = &mut self.stored.sandbox;
         sandbox.state = shown;
@@ -353,6 +413,9 @@ impl Actor {
         self.handle.publish(sandbox.clone());
         let id = &self.handle.id;
         match shown {
+            State::Running if before != State::Creating => {
+                self.handle.events.push("resumed", json!({}));
+            }
             State::Running => {
                 self.handle.events.push("running", json!({ "phases": sandbox.launch_phases }));
                 tracing::info!(
@@ -363,6 +426,9 @@ impl Actor {
                 if let Some(reply) = self.reply.take() {
                     let _ = reply.send(Ok(()));
                 }
+            }
+            State::Paused => {
+                self.handle.events.push("paused", json!({ "pauses": sandbox.pauses }));
             }
             State::Stopping => {
                 // Nothing new goes in; what is in flight goes on until the end.
@@ -392,6 +458,7 @@ impl Actor {
 
     fn kill(&mut self) {
         self.grace_over = None;
+        self.prefetch = None;
         if let Some(grip) = &self.grip {
             grip.with(|instance| instance.kill());
             self.exit_over = Some(Instant::now() + EXIT_MAX);
@@ -412,6 +479,7 @@ impl Actor {
 
     /// Ends what is left and lets go of everything, then shows the final state.
     async fn clean_up(&mut self) {
+        self.prefetch = None;
         if let Some(guest) = self.guest.take() {
             guest.close("the sandbox ended");
         }

@@ -105,7 +105,7 @@ async fn run_first(handle: &Arc<Handle>, exec: Option<ExecRequest>) -> Option<Re
 }
 
 async fn first_exec(handle: &Arc<Handle>, request: ExecRequest) -> Result<rest::Exec, ApiError> {
-    let entered = handle.enter()?;
+    let entered = handle.enter().await?;
     let (wait, inline) = (request.wait, run::inline_limit(request.inline_limit_bytes, run::INLINE_DEFAULT)?);
     let exec = run::start_as(&entered, request, ids::first_exec(&handle.id)?).await?;
     if wait { run::finish(&entered, &exec, inline).await } else { Ok(exec.record()) }
@@ -123,7 +123,7 @@ async fn answered_before(
         return Ok(Some(rest::Exec::clone(answer)));
     }
     let again = async {
-        let entered = handle.enter()?;
+        let entered = handle.enter().await?;
         let exec = entered.guest().execs.get(ids::first_exec(&handle.id)?.as_str())?;
         let inline = run::inline_limit(request.inline_limit_bytes, run::INLINE_DEFAULT)?;
         if request.wait { run::finish(&entered, &exec, inline).await } else { Ok(exec.record()) }
@@ -226,6 +226,7 @@ async fn prepare(
         running_ms: None,
         ended_ms: None,
         last_active_ms: now,
+        pauses: None,
         usage: None,
         launch_phases: Vec::new(),
         first_exec: None,

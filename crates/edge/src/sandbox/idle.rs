@@ -61,9 +61,15 @@ impl Activity {
 
     /// It is used until this is dropped.
     pub fn busy(self: &Arc<Self>) -> Busy {
-        self.busy.fetch_add(1, Ordering::AcqRel);
+        // In one order with the publishing of a pause: either this use sees the pause, or the pause sees this use.
+        self.busy.fetch_add(1, Ordering::SeqCst);
         self.touch();
         Busy(Arc::clone(self))
+    }
+
+    /// Whether it is being used now.
+    pub fn is_busy(&self) -> bool {
+        self.busy.load(Ordering::SeqCst) > 0
     }
 
     /// Last use, Unix ms.

@@ -5,18 +5,19 @@ pub mod actor;
 pub mod create;
 pub mod events;
 pub mod idle;
+pub mod pause;
 pub mod plan;
 pub mod record;
 pub mod run;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use dsec_backend::Instance;
 use dsec_model::{EndReason, ErrorKind, SandboxId, State};
 use dsec_proto::rest::{ApiError, Sandbox, UpdateSandboxRequest, Usage};
 use serde_json::json;
-use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 
 use crate::error::{agent_gone, not_running};
 use crate::guest::Connection;
@@ -44,6 +45,11 @@ pub enum Message {
     Update {
         /// What is to be other.
         request: UpdateSandboxRequest,
+        /// Who waits.
+        reply: oneshot::Sender<Result<(), ApiError>>,
+    },
+    /// Pause the sandbox, and say when it is.
+    Pause {
         /// Who waits.
         reply: oneshot::Sender<Result<(), ApiError>>,
     },
@@ -139,7 +145,10 @@ pub struct Handle {
     pub packing: Arc<tokio::sync::Mutex<()>>,
     mailbox: mpsc::Sender<Message>,
     record: watch::Sender<Arc<Sandbox>>,
+    /// Somebody wants to use it, and it is paused. However many want to, the actor is told once.
+    resume_wanted: Notify,
     live: RwLock<Option<Arc<Live>>>,
+    grip: OnceLock<Arc<Grip>>,
 }
 
 impl Handle {
@@ -156,7 +165,9 @@ impl Handle {
             packing: Arc::default(),
             mailbox,
             record: watch::Sender::new(Arc::new(record)),
+            resume_wanted: Notify::new(),
             live: RwLock::new(None),
+            grip: OnceLock::new(),
         });
         (handle, receiver)
     }
@@ -204,19 +215,91 @@ impl Handle {
         self.live.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The way into it for one request, which keeps it from being idle.
+    /// The backend's side of it, from its launch to its clean-up.
+    pub fn grip(&self) -> Option<&Arc<Grip>> {
+        self.grip.get()
+    }
+
+    fn set_grip(&self, grip: &Arc<Grip>) {
+        // It has one in its life.
+        let _there = self.grip.set(Arc::clone(grip));
+    }
+
+    /// The way into it for one request, which keeps it from being idle. One that is paused is resumed first. Cancel-safe.
     ///
     /// # Errors
     /// It does not run.
-    pub fn enter(self: &Arc<Self>) -> Result<Entered, ApiError> {
+    pub async fn enter(self: &Arc<Self>) -> Result<Entered, ApiError> {
+        let busy = self.activity.busy();
+        let live = self.awake().await?;
+        Ok(Entered { handle: Arc::clone(self), live, _busy: busy })
+    }
+
+    async fn awake(&self) -> Result<Arc<Live>, ApiError> {
+        let mut record = self.record.subscribe();
+        loop {
+            let state = record.borrow_and_update().state;
+            match state {
+                State::Running => return self.peek().ok_or_else(|| agent_gone("its connection is closed")),
+                State::Pausing | State::Paused => self.resume_wanted.notify_one(),
+                State::Resuming => {}
+                _ => return Err(not_running(&self.record.borrow())),
+            }
+            // The sender lives in `self`, so waiting cannot fail.
+            let _ = record.changed().await;
+        }
+    }
+
+    /// Resumes it if it is paused, and waits until it runs. Many may ask. Cancel-safe.
+    ///
+    /// # Errors
+    /// It has ended, or does not run yet.
+    pub async fn resume(self: &Arc<Self>) -> Result<Arc<Sandbox>, ApiError> {
+        self.enter().await.map(|entered| entered.handle.record())
+    }
+
+    /// Pauses it and waits until its memory was given back. Many may ask; of one that is paused nothing is changed.
+    ///
+    /// # Errors
+    /// It does not run, cannot be paused, or somebody used it meanwhile; it runs on.
+    pub async fn pause(&self) -> Result<Arc<Sandbox>, ApiError> {
+        self.ask(|reply| Message::Pause { reply }).await
+    }
+
+    /// Tells its actor something that it answers, and waits for the answer.
+    async fn ask(
+        &self,
+        message: impl FnOnce(oneshot::Sender<Result<(), ApiError>>) -> Message,
+    ) -> Result<Arc<Sandbox>, ApiError> {
+        let (reply, answer) = oneshot::channel();
+        match self.mailbox.try_send(message(reply)) {
+            Ok(()) => match answer.await {
+                Ok(answer) => answer.map(|()| self.record()),
+                Err(_ended) => Err(not_running(&self.record.borrow())),
+            },
+            Err(mpsc::error::TrySendError::Closed(_)) => Err(not_running(&self.record.borrow())),
+            Err(mpsc::error::TrySendError::Full(_)) => Err(self.flooded()),
+        }
+    }
+
+    fn flooded(&self) -> ApiError {
+        let message = format!("{MAILBOX} requests to end, pause or update sandbox {} wait already", self.id);
+        ApiError::new(ErrorKind::Unavailable, message).hint("wait for one of them")
+    }
+
+    /// For a look at what it wrote, while it runs or stands still. Keeps it from being idle, and does not resume it.
+    ///
+    /// # Errors
+    /// It neither runs nor is paused.
+    pub fn look_into(self: &Arc<Self>) -> Result<LookedInto, ApiError> {
         let busy = self.activity.busy();
         let record = self.record.borrow();
-        if record.state != State::Running {
+        if !record.state.is_usable() {
             return Err(not_running(&record));
         }
         drop(record);
-        let live = self.peek().ok_or_else(|| agent_gone("its connection is closed"))?;
-        Ok(Entered { handle: Arc::clone(self), live, _busy: busy })
+        let grip = self.grip().ok_or_else(|| agent_gone("it was not launched"))?;
+        Ok(LookedInto { handle: Arc::clone(self), grip: Arc::clone(grip), _busy: busy })
     }
 
     /// Has the actor write the last use down, when it has nothing better to do.
@@ -229,24 +312,7 @@ impl Handle {
     /// # Errors
     /// They cannot be had; it has ended or is ending. Then nothing has changed.
     pub async fn update(&self, request: UpdateSandboxRequest) -> Result<Arc<Sandbox>, ApiError> {
-        let (reply, updated) = oneshot::channel();
-        match self.mailbox.try_send(Message::Update { request, reply }) {
-            Err(mpsc::error::TrySendError::Full(_)) => return Err(self.flooded()),
-            Err(mpsc::error::TrySendError::Closed(_)) => return Err(not_running(&self.record.borrow())),
-            Ok(()) => {}
-        }
-        match updated.await {
-            Ok(updated) => updated.map(|()| self.record()),
-            Err(_ended) => Err(not_running(&self.record.borrow())),
-        }
-    }
-
-    fn flooded(&self) -> ApiError {
-        ApiError::new(
-            ErrorKind::Unavailable,
-            format!("{MAILBOX} requests to end or update sandbox {} wait already", self.id),
-        )
-        .hint("wait for one of them")
+        self.ask(|reply| Message::Update { request, reply }).await
     }
 
     /// Asks for its end and waits until nothing is left of it. Many may ask; all get the one result.
@@ -282,6 +348,16 @@ impl Entered {
     pub fn guest(&self) -> &Arc<Connection> {
         &self.live.guest
     }
+}
+
+/// A sandbox that runs or is paused, in the hands of a request that only looks at what it wrote.
+#[derive(Debug)]
+pub struct LookedInto {
+    /// The sandbox.
+    pub handle: Arc<Handle>,
+    /// The backend's side.
+    pub grip: Arc<Grip>,
+    _busy: Busy,
 }
 
 /// Numbers of a sandbox: those of the host and those counted here.

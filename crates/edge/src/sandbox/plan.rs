@@ -202,6 +202,8 @@ fn limits(request: &CreateSandboxRequest, defaults: &Limits, node: &Capacity) ->
         disk_files: request.disk_files_limit.unwrap_or(defaults.disk_files),
         max_lifetime_s: request.max_lifetime.unwrap_or(defaults.max_lifetime_s),
         ttl_running_stop_s: request.ttl_running_stop.unwrap_or(defaults.ttl_running_stop_s),
+        ttl_paused_stop_s: request.ttl_paused_stop.unwrap_or(defaults.ttl_paused_stop_s),
+        auto_pause: request.auto_pause.unwrap_or(defaults.auto_pause),
     })
 }
 

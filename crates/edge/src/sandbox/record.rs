@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use dsec_backend::Anchor;
 use dsec_backend::container::{ContainerSpec, Layer};
 use dsec_backend::shelf::Shelf;
-use dsec_model::{Limits, SandboxId};
+use dsec_model::{Limits, SandboxId, State};
 use dsec_proto::rest::Sandbox;
 use serde::{Deserialize, Serialize};
 
@@ -96,7 +96,7 @@ impl Stored {
         let path = dir.join(FILE);
         // The first end of line closes what an edge that was killed may have begun.
         let mut line = b"\n".to_vec();
-        serde_json::to_writer(&mut line, self)?;
+        serde_json::to_writer(&mut line, &self.as_kept())?;
         line.push(b'\n');
         let open = || File::options().create(true).append(true).open(&path);
         let mut file = match open() {
@@ -114,6 +114,16 @@ impl Stored {
         std::fs::rename(draft, path)
     }
 
+    /// With the states of a pause told by `pauses` alone: an edge of a release that has no such states takes the sandbox over as one
+    /// that runs, and lets it run. On the way to a pause and back it runs, for whoever takes it over.
+    fn as_kept(&self) -> Self {
+        let mut kept = self.clone();
+        if kept.sandbox.state.is_usable() {
+            kept.sandbox.state = State::Running;
+        }
+        kept
+    }
+
     /// The last version that was written whole.
     ///
     /// # Errors
@@ -122,7 +132,12 @@ impl Stored {
         let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(&[][..], |end| &text[..end]);
         let last = whole.rsplit(|byte| *byte == b'\n').find(|line| !line.is_empty());
         let last = last.ok_or("it has no whole version")?;
-        serde_json::from_slice(last).map_err(|error| error.to_string())
+        let mut stored: Self = serde_json::from_slice(last).map_err(|error| error.to_string())?;
+        let is_paused = stored.sandbox.pauses.is_some_and(|pauses| pauses.since_ms.is_some());
+        if is_paused && stored.sandbox.state == State::Running {
+            stored.sandbox.state = State::Paused;
+        }
+        Ok(stored)
     }
 }
 

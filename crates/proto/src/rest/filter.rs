@@ -162,7 +162,7 @@ impl SandboxFilter {
 /// It is none.
 pub fn parse_state(field: &str, text: &str) -> Result<State, ApiError> {
     serde_json::from_value(serde_json::Value::String(text.to_owned())).map_err(|_| {
-        let words = "creating, running, stopping, stopped, failed or lost";
+        let words = "creating, running, pausing, paused, resuming, stopping, stopped, failed or lost";
         invalid(field, format!("{field} is {text:?}; it must be {words}"))
     })
 }

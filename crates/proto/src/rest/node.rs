@@ -91,6 +91,9 @@ pub struct NodeUsage {
     pub creating: u64,
     /// Running ones.
     pub running: u64,
+    /// Paused ones, and those on the way there or back.
+    #[serde(default)]
+    pub paused: u64,
     /// Stopping ones.
     pub stopping: u64,
     /// Memory promised to them, MiB.
@@ -125,7 +128,7 @@ pub struct NodeUsage {
 impl NodeUsage {
     /// Sandboxes that have not ended: a draining node is drained when it has none.
     pub fn sandboxes(&self) -> u64 {
-        self.creating + self.running + self.stopping
+        self.creating + self.running + self.paused + self.stopping
     }
 }
 

@@ -67,7 +67,13 @@ pub struct CreateSandboxRequest {
     /// Seconds without a request or an attached session until it is stopped. 0: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_running_stop: Option<u64>,
-    /// Seconds from running until it is stopped, whatever it does.
+    /// Pauses it when `ttl_running_stop` is over, instead of stopping it. Any request resumes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auto_pause: Option<bool>,
+    /// Seconds paused until it is stopped. 0: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_paused_stop: Option<u64>,
+    /// Seconds from running until it is stopped, whatever it does. Time paused does not count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_lifetime: Option<u64>,
     /// User of its commands, by name or `uid[:gid]`, from the image's own passwd. Default: the image's user, else root.
@@ -168,7 +174,13 @@ pub struct SandboxLimits {
     pub disk_files_limit: u64,
     /// Idle seconds until it is stopped. 0: never.
     pub ttl_running_stop: u64,
-    /// Seconds from running until it is stopped.
+    /// It is paused then, instead of being stopped.
+    #[serde(default)]
+    pub auto_pause: bool,
+    /// Seconds paused until it is stopped. 0: never.
+    #[serde(default)]
+    pub ttl_paused_stop: u64,
+    /// Seconds from running until it is stopped, those paused not counted.
     pub max_lifetime: u64,
 }
 
@@ -185,6 +197,8 @@ impl From<&Limits> for SandboxLimits {
             disk_limit_mb: l.disk_mib,
             disk_files_limit: l.disk_files,
             ttl_running_stop: l.ttl_running_stop_s,
+            auto_pause: l.auto_pause,
+            ttl_paused_stop: l.ttl_paused_stop_s,
             max_lifetime: l.max_lifetime_s,
         }
     }
@@ -209,6 +223,30 @@ pub struct Usage {
     pub bytes_out: u64,
     /// Processes the kernel killed because its memory was full.
     pub oom_kills: u64,
+}
+
+/// The pauses of a sandbox.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct Pauses {
+    /// How often it was paused.
+    pub count: u64,
+    /// Of one that is paused: since when, Unix ms.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since_ms: Option<u64>,
+    /// How long it was paused in all, the pause that it is in not counted, ms.
+    pub total_ms: u64,
+    /// Memory that it had when it was last paused, bytes.
+    pub resident_bytes: u64,
+    /// Of that, what its node had back when the pause was done.
+    pub returned_bytes: u64,
+}
+
+impl Pauses {
+    /// How long it was paused until now, Unix ms.
+    pub fn until(&self, now_ms: u64) -> u64 {
+        self.total_ms + self.since_ms.map_or(0, |since| now_ms.saturating_sub(since))
+    }
 }
 
 /// One phase of a launch and how long it took: the phases in order add up to the launch.
@@ -283,6 +321,9 @@ pub struct Sandbox {
     pub ended_ms: Option<u64>,
     /// Last request or end of an attached session, Unix ms.
     pub last_active_ms: u64,
+    /// Its pauses; missing of one that was never paused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pauses: Option<Pauses>,
     /// What it uses. Lists leave it out unless `usage=true` is asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,

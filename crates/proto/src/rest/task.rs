@@ -21,6 +21,15 @@ pub struct StateCounts {
     pub creating: u64,
     /// Running.
     pub running: u64,
+    /// Being paused.
+    #[serde(skip_serializing_if = "is_none")]
+    pub pausing: u64,
+    /// Paused.
+    #[serde(skip_serializing_if = "is_none")]
+    pub paused: u64,
+    /// Being resumed.
+    #[serde(skip_serializing_if = "is_none")]
+    pub resuming: u64,
     /// Being ended.
     pub stopping: u64,
     /// Ended as asked or by their limits.
@@ -33,8 +42,8 @@ pub struct StateCounts {
 }
 
 /// Most have none.
-fn is_none(lost: &u64) -> bool {
-    *lost == 0
+fn is_none(count: &u64) -> bool {
+    *count == 0
 }
 
 impl StateCounts {
@@ -43,6 +52,9 @@ impl StateCounts {
         *match state {
             State::Creating => &mut self.creating,
             State::Running => &mut self.running,
+            State::Pausing => &mut self.pausing,
+            State::Paused => &mut self.paused,
+            State::Resuming => &mut self.resuming,
             State::Stopping => &mut self.stopping,
             State::Stopped => &mut self.stopped,
             State::Failed => &mut self.failed,
@@ -52,7 +64,7 @@ impl StateCounts {
 
     /// Those that have not ended. Of those that are lost nobody knows.
     pub fn living(&self) -> u64 {
-        self.creating + self.running + self.stopping
+        self.creating + self.running + self.pausing + self.paused + self.resuming + self.stopping
     }
 
     /// All of them.
@@ -65,6 +77,9 @@ impl AddAssign for StateCounts {
     fn add_assign(&mut self, other: Self) {
         self.creating += other.creating;
         self.running += other.running;
+        self.pausing += other.pausing;
+        self.paused += other.paused;
+        self.resuming += other.resuming;
         self.stopping += other.stopping;
         self.stopped += other.stopped;
         self.failed += other.failed;

@@ -364,6 +364,7 @@ fn record(node: &Node, serial: u64, sandbox: &Sandbox) -> Result<Record, ApiErro
         running_ms: Some(*created_ms),
         ended_ms: None,
         last_active_ms: *created_ms,
+        pauses: None,
         usage: None,
         launch_phases: PHASES.map(|name| LaunchPhase { name: name.to_owned(), us: 100 }).to_vec(),
         first_exec: None,

@@ -131,7 +131,11 @@ class DSecContainerRunArgs:
     disk_files_limit: int | None = None
     #: Seconds without a request or an attached session until it is stopped. 0: never.
     ttl_running_stop: int | None = None
-    #: Seconds from running until it is stopped, whatever it does.
+    #: Pause it then, instead of stopping it. Whoever uses it resumes it.
+    auto_pause: bool | None = None
+    #: Seconds paused until it is stopped. 0: never.
+    ttl_paused_stop: int | None = None
+    #: Seconds from running until it is stopped, whatever it does. Time paused does not count.
     max_lifetime: int | None = None
     #: User of its commands, by name or `uid[:gid]`. Default: the image's user, else root.
     init_user: str | None = None
@@ -182,6 +186,8 @@ class DSecContainerRunArgs:
             disk_limit_mb=self.disk_limit_mb,
             disk_files_limit=self.disk_files_limit,
             ttl_running_stop=self.ttl_running_stop,
+            auto_pause=self.auto_pause,
+            ttl_paused_stop=self.ttl_paused_stop,
             max_lifetime=self.max_lifetime,
             init_user=self.init_user,
             env=dict(self.env) or None,

@@ -22,7 +22,7 @@ from ._iam import Iam
 from ._images import Images, events
 from ._records import NodeStatus, SandboxInfo
 from ._sandbox import Sandbox, sandbox_path
-from ._tasks import Counts, TaskOutcome, TaskStatus, stop_all, wait_for_end
+from ._tasks import Counts, TaskOutcome, TaskStatus, stop_all, tell_all, wait_for_end
 from ._transport import Backoff, Retry, Transport, segment
 from ._version import __version__
 from .errors import ConnectionFailed, DSecError, InvalidArgument, Unavailable, error_of_body
@@ -33,7 +33,7 @@ log = logging.getLogger("libdsec")
 _STOPS_AT_ONCE = 32
 #: Seconds that `open` goes on trying: a wrong address should be told soon.
 _OPEN_RETRY = 2.0
-_LIVE = ("creating", "running", "stopping")
+_LIVE = ("creating", "running", "pausing", "paused", "resuming", "stopping")
 
 
 def _ranges(numbers: set[int]) -> list[list[int]]:
@@ -483,6 +483,14 @@ class DSecClient:
         failures are in the result and not raised, see `TaskOutcome.check`.
         """
         return await stop_all(self._transport, f"{_task_path(task_id)}/stop", grace, timeout)
+
+    async def pause_task(self, task_id: str, *, timeout: float = 120.0) -> TaskOutcome:
+        """Pauses all sandboxes of a task, on whatever nodes. Failures are in the result and not raised."""
+        return await tell_all(self._transport, f"{_task_path(task_id)}/pause", timeout)
+
+    async def resume_task(self, task_id: str, *, timeout: float = 120.0) -> TaskOutcome:
+        """Resumes all paused sandboxes of a task. Failures are in the result and not raised."""
+        return await tell_all(self._transport, f"{_task_path(task_id)}/resume", timeout)
 
     async def wait_task(self, task_id: str, *, timeout: float = 3600.0) -> int:
         """Waits until no sandbox of a task is known to live.

@@ -8,7 +8,7 @@ from typing import Any
 
 from ._args import set_only
 from ._records import Json
-from ._tasks import TaskOutcome, stop_all, wait_for_end
+from ._tasks import TaskOutcome, stop_all, tell_all, wait_for_end
 from ._transport import Retry, Transport, segment
 
 #: Entries of the audit log that are asked for at once.
@@ -249,6 +249,14 @@ class Iam:
     async def stop_project(self, project: str, *, grace: float = 0.0, timeout: float = 120.0) -> TaskOutcome:
         """Ends all sandboxes of a project and of those in it. Failures are in the result."""
         return await stop_all(self._transport, f"/v1/projects/{segment(project)}/stop", grace, timeout)
+
+    async def pause_project(self, project: str, *, timeout: float = 120.0) -> TaskOutcome:
+        """Pauses all sandboxes of a project and of those in it. Failures are in the result."""
+        return await tell_all(self._transport, f"/v1/projects/{segment(project)}/pause", timeout)
+
+    async def resume_project(self, project: str, *, timeout: float = 120.0) -> TaskOutcome:
+        """Resumes all paused sandboxes of a project and of those in it. Failures are in the result."""
+        return await tell_all(self._transport, f"/v1/projects/{segment(project)}/resume", timeout)
 
     async def wait_project(self, project: str, *, timeout: float = 3600.0) -> int:
         """Waits until no sandbox of a project, or of those in it, is known to live.

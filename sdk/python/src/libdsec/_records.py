@@ -27,7 +27,8 @@ def _bytes_of(data: Json, name: str) -> bytes:
 class EndReason:
     """Why a sandbox ended or is ending."""
 
-    #: `asked`, `idle`, `lifetime`, `socket_memory`, `node_down`, `launch_failed`, `agent_lost`, `rebooted`.
+    #: `asked`, `idle`, `lifetime`, `paused_too_long`, `socket_memory`, `node_down`, `launch_failed`,
+    #: `agent_lost`, `rebooted`.
     code: str
     message: str = ""
 
@@ -47,6 +48,8 @@ class SandboxLimits:
     disk_limit_mb: int = 0
     disk_files_limit: int = 0
     ttl_running_stop: int = 0
+    auto_pause: bool = False
+    ttl_paused_stop: int = 0
     max_lifetime: int = 0
 
 
@@ -99,12 +102,26 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class Pauses:
+    """The pauses of a sandbox."""
+
+    count: int = 0
+    #: Of one that is paused: since when, Unix ms.
+    since_ms: int | None = None
+    #: How long it was paused in all, the pause that it is in not counted.
+    total_ms: int = 0
+    #: Memory that it had when it was last paused, and what of that its node had back.
+    resident_bytes: int = 0
+    returned_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxInfo:
     """The record of a sandbox."""
 
     id: str
-    #: `creating`, `running`, `stopping`, `stopped`, `failed`; or `lost`: its node does not answer, and may
-    #: come back with it.
+    #: `creating`, `running`, `pausing`, `paused`, `resuming`, `stopping`, `stopped`, `failed`; or `lost`:
+    #: its node does not answer, and may come back with it.
     state: str
     reason: EndReason | None
     backend: str
@@ -128,6 +145,8 @@ class SandboxInfo:
     project: str = "root"
     #: Of one in the state `lost`.
     lost: Lost | None = None
+    #: None for one that was never paused.
+    pauses: Pauses | None = None
 
     @property
     def ended(self) -> bool:
@@ -160,6 +179,7 @@ class SandboxInfo:
             launch_phases=tuple(LaunchPhase(p["name"], p["us"]) for p in data.get("launch_phases") or ()),
             project=data.get("project", "root"),
             lost=_flat(Lost, lost) if (lost := data.get("lost")) else None,
+            pauses=_flat(Pauses, pauses) if (pauses := data.get("pauses")) else None,
         )
 
 
@@ -646,6 +666,8 @@ class NodeUsage:
 
     creating: int = 0
     running: int = 0
+    #: Paused ones, and those on the way there or back.
+    paused: int = 0
     stopping: int = 0
     memory_promised_mib: int = 0
     memory_available_mib: int = 0

@@ -20,6 +20,9 @@ class StateCounts:
 
     creating: int = 0
     running: int = 0
+    pausing: int = 0
+    paused: int = 0
+    resuming: int = 0
     stopping: int = 0
     stopped: int = 0
     failed: int = 0
@@ -42,7 +45,9 @@ class TaskStatus:
     @property
     def living(self) -> int:
         """Those that have not ended."""
-        return self.sandboxes.creating + self.sandboxes.running + self.sandboxes.stopping
+        counts = self.sandboxes
+        paused = counts.pausing + counts.paused + counts.resuming
+        return counts.creating + counts.running + paused + counts.stopping
 
     @classmethod
     def of(cls, data: Json) -> TaskStatus:
@@ -165,6 +170,11 @@ async def stop_all(transport: Transport, path: str, grace: float, timeout: float
         "POST", path, body={"grace_ms": int(grace * 1000)}, timeout=timeout + grace, retry=Retry.SAFE
     )
     return TaskOutcome.of(data)
+
+
+async def tell_all(transport: Transport, path: str, timeout: float) -> TaskOutcome:
+    """Has the sandboxes that a path is about paused or resumed."""
+    return TaskOutcome.of(await transport.json("POST", path, timeout=timeout, retry=Retry.SAFE))
 
 
 async def wait_for_end(transport: Transport, path: str, timeout: float) -> int:

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use dsec_backend::container::{ContainerSpec, Layer, Probe};
 use dsec_backend::{
-    Anchor, BackendError, ExecCgroup, InPlace, Instance, OomReport, Phase, Quiesce, RawUsage, Snapshot,
-    SnapshotError,
+    Anchor, BackendError, ExecCgroup, GoOn, InPlace, Instance, OomReport, PauseError, Paused, Phase, Quiesce,
+    RawUsage, Snapshot, SnapshotError,
 };
 use dsec_edge::config::Config;
 use dsec_edge::launch::Launch;
@@ -124,7 +124,12 @@ impl Launch for Backend {
         Ok((Arc::new(instance), vec![Phase { name: "clone".into(), took: Duration::from_micros(7) }]))
     }
 
-    fn adopt(&self, spec: &ContainerSpec, _: &Anchor) -> Result<Option<Arc<dyn Instance>>, BackendError> {
+    fn adopt(
+        &self,
+        spec: &ContainerSpec,
+        _: &Anchor,
+        _: bool,
+    ) -> Result<Option<Arc<dyn Instance>>, BackendError> {
         let Some(guest) = self.0.guests.lock().unwrap().get(&spec.name).cloned() else { return Ok(None) };
         if guest.is_dead() {
             return Ok(None);
@@ -229,6 +234,14 @@ impl Instance for FakeInstance {
         }
         Ok(Some(Snapshot::new(self.host.dir.join("upper"), || ())))
     }
+
+    fn pause(&self, _: GoOn<'_>) -> Result<Paused, PauseError> {
+        Err(PauseError::Unsupported)
+    }
+
+    fn thaw(&self) {}
+
+    fn prefetch(&self, _: GoOn<'_>) {}
 
     fn kill(&self) {
         self.guest.kill();

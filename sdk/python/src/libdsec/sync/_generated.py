@@ -331,6 +331,14 @@ class Iam:
         """Ends all sandboxes of a project and of those in it. Failures are in the result."""
         return self._portal.call(self._inner.stop_project(project, grace=grace, timeout=timeout))
 
+    def pause_project(self, project: str, *, timeout: float = 120.0) -> TaskOutcome:
+        """Pauses all sandboxes of a project and of those in it. Failures are in the result."""
+        return self._portal.call(self._inner.pause_project(project, timeout=timeout))
+
+    def resume_project(self, project: str, *, timeout: float = 120.0) -> TaskOutcome:
+        """Resumes all paused sandboxes of a project and of those in it. Failures are in the result."""
+        return self._portal.call(self._inner.resume_project(project, timeout=timeout))
+
     def wait_project(self, project: str, *, timeout: float = 3600.0) -> int:
         """Waits until no sandbox of a project, or of those in it, is known to live.
 
@@ -749,6 +757,19 @@ class Sandbox:
         `grace`: seconds that its processes get between SIGTERM and SIGKILL.
         """
         return self._portal.call(self._inner.stop(grace=grace, timeout=timeout))
+
+    def pause(self, *, timeout: float = 120.0) -> SandboxInfo:
+        """Has its processes stand still and its memory given back, and returns when that is done.
+
+        Files, sockets, running commands and time limits go on where they were when it is resumed, which any
+        call that needs it does. `SandboxInfo.pauses` says how much memory was given back.
+        :class:`Conflict` when somebody used it meanwhile.
+        """
+        return self._portal.call(self._inner.pause(timeout=timeout))
+
+    def resume(self, *, timeout: float = 120.0) -> SandboxInfo:
+        """Lets it go on, and returns when it runs."""
+        return self._portal.call(self._inner.resume(timeout=timeout))
 
     def __enter__(self) -> Sandbox:
         self._portal.call(self._inner.__aenter__())
@@ -1237,6 +1258,14 @@ class DSecClient:
         failures are in the result and not raised, see `TaskOutcome.check`.
         """
         return self._portal.call(self._inner.stop_task(task_id, grace=grace, timeout=timeout))
+
+    def pause_task(self, task_id: str, *, timeout: float = 120.0) -> TaskOutcome:
+        """Pauses all sandboxes of a task, on whatever nodes. Failures are in the result and not raised."""
+        return self._portal.call(self._inner.pause_task(task_id, timeout=timeout))
+
+    def resume_task(self, task_id: str, *, timeout: float = 120.0) -> TaskOutcome:
+        """Resumes all paused sandboxes of a task. Failures are in the result and not raised."""
+        return self._portal.call(self._inner.resume_task(task_id, timeout=timeout))
 
     def wait_task(self, task_id: str, *, timeout: float = 3600.0) -> int:
         """Waits until no sandbox of a task is known to live.
