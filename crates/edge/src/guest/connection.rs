@@ -266,7 +266,7 @@ impl Connection {
             match tokio::time::timeout(REPLY_MAX, &mut answer).await {
                 Ok(Ok(answer)) => return answer,
                 Ok(Err(_)) => return Err(CallError::Closed("the connection is gone".to_owned())),
-                Err(_) if turns % 2 == 0 && self.turns.load(Ordering::SeqCst) == turns => {
+                Err(_) if turns.is_multiple_of(2) && self.turns.load(Ordering::SeqCst) == turns => {
                     return Err(CallError::TimedOut);
                 }
                 // It stood still for some of that time.
