@@ -178,7 +178,7 @@ def test_memory_comes_back_to_the_node_and_then_to_the_sandbox_and_an_edge_that_
         usage = sandbox.refresh().usage
         assert usage and usage.memory_bytes < 8 << 20
         running.kill_edge()
-        assert "swap" in Path("/proc/swaps").read_text() and len(Path("/proc/swaps").read_text().splitlines()) == 2
+        assert Path("/proc/swaps").read_text().count(str(running.state)) == 1
         assert sandbox.refresh().state == "paused"
         holder.signal("SIGUSR1")
         until(lambda: sandbox.run_shell("cat /tmp/said").stdout == "held\nTrue\n", "what it held")

@@ -6,6 +6,7 @@ mod create;
 mod density;
 mod exec;
 mod numbers;
+mod pause;
 mod place;
 mod pull;
 mod qos;
@@ -63,6 +64,9 @@ pub(crate) enum PlatformBench {
     /// A file in and out
     #[command(after_help = bulk::FILES_EXAMPLES)]
     Files(bulk::FilesBench),
+    /// What a pause gives back, and how long it and the way back take
+    #[command(after_help = pause::EXAMPLES)]
+    Pause(pause::PauseBench),
     /// A burst of sandboxes on a node without their images' content
     #[command(after_help = pull::EXAMPLES)]
     Pull(pull::PullBench),
@@ -137,6 +141,7 @@ async fn on_platform(context: &Context, command: PlatformBench) -> Outcome {
             PlatformBench::Exec(args) => exec::run(context, args).await,
             PlatformBench::Output(args) => bulk::output(context, args).await,
             PlatformBench::Files(args) => bulk::files(context, args).await,
+            PlatformBench::Pause(args) => pause::run(context, args).await,
             PlatformBench::Pull(args) => pull::run(context, args).await,
             PlatformBench::Qos(args) => qos::run(context, args).await,
         }
