@@ -42,14 +42,25 @@ def test_what_runs_goes_on_where_it_was(start: Start) -> None:
     assert ended.ok and ended.stdout == "before\nafter\n"
 
 
-def test_nothing_runs_while_it_is_paused(start: Start) -> None:
-    sandbox = start()
-    sandbox.start(shell="while :; do :; done")
-    sandbox.pause()
+#: Never waits.
+BUSY = "while :; do :; done"
+
+
+def stands_still(sandbox: Sandbox) -> bool:
+    """Whether one in which something would always run uses no processor."""
     first = sandbox.refresh().usage
     time.sleep(0.5)
     second = sandbox.refresh().usage
-    assert first and second and second.cpu_seconds == first.cpu_seconds
+    assert first and second
+    return second.cpu_seconds == first.cpu_seconds
+
+
+def test_nothing_runs_while_it_is_paused(start: Start) -> None:
+    sandbox = start()
+    sandbox.start(shell=BUSY)
+    assert not stands_still(sandbox)
+    sandbox.pause()
+    assert stands_still(sandbox)
 
 
 def test_time_limits_do_not_run_while_it_is_paused(start: Start) -> None:
@@ -70,6 +81,8 @@ def test_its_lifetime_does_not_run_while_it_is_paused(start: Start) -> None:
     info = sandbox.wait(timeout=30)
     assert info.reason and info.reason.code == "lifetime"
     assert info.pauses and info.pauses.total_ms >= 3000
+    assert info.ended_ms and info.running_ms
+    assert info.ended_ms - info.running_ms - info.pauses.total_ms > 2500, info
 
 
 def test_many_requests_resume_it_once(start: Start) -> None:
@@ -126,9 +139,10 @@ def test_a_task_is_paused_and_resumed_as_one(shared: Platform, client: DSecClien
 def test_a_paused_one_is_packed_and_stays_paused(start: Start) -> None:
     sandbox = start()
     sandbox.run_shell("mkdir -p /work; echo written > /work/file")
+    sandbox.start(shell=BUSY)
     sandbox.pause()
     sandbox.pack_diff("of-a-pause")
-    assert sandbox.refresh().state == "paused"
+    assert sandbox.refresh().state == "paused" and stands_still(sandbox)
     assert start(workspace="of-a-pause").run_shell("cat /work/file").stdout == "written\n"
 
 
@@ -172,6 +186,7 @@ def test_memory_comes_back_to_the_node_and_then_to_the_sandbox_and_an_edge_that_
         sandbox = client.run_container(DSecContainerRunArgs(container_image=IMAGE))
         holder = sandbox.start(argv=["python3", "-c", HOLDER])
         until(lambda: sandbox.run_shell("cat /tmp/said").stdout == "held\n", "the memory")
+        sandbox.start(shell=BUSY)
         pauses = sandbox.pause().pauses
         assert pauses and pauses.resident_bytes > 64 << 20
         assert pauses.returned_bytes > 0.9 * pauses.resident_bytes, pauses
@@ -179,7 +194,7 @@ def test_memory_comes_back_to_the_node_and_then_to_the_sandbox_and_an_edge_that_
         assert usage and usage.memory_bytes < 8 << 20
         running.kill_edge()
         assert Path("/proc/swaps").read_text().count(str(running.state)) == 1
-        assert sandbox.refresh().state == "paused"
+        assert sandbox.refresh().state == "paused" and stands_still(sandbox)
         holder.signal("SIGUSR1")
         until(lambda: sandbox.run_shell("cat /tmp/said").stdout == "held\nTrue\n", "what it held")
         assert sandbox.refresh().state == "running"
