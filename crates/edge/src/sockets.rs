@@ -30,7 +30,7 @@ pub async fn run(node: Weak<Node>) {
 /// What a sandbox has too much of, in words.
 fn over(handle: &Arc<Handle>) -> Option<String> {
     let (State::Running, Some(live)) = (handle.state(), handle.peek()) else { return None };
-    let bytes = live.grip.with(Instance::socket_bytes)?;
+    let bytes = live.grip.with(Instance::socket_bytes).filter(|bytes| *bytes > 0)?;
     let limit_mb = handle.record().limits.memory_limit_mb;
     (bytes > limit_mb << 20)
         .then(|| format!("{} MiB waited in its sockets; its memory limit is {limit_mb} MiB", bytes >> 20))
