@@ -97,6 +97,12 @@ impl Runs {
         self.next - 1
     }
 
+    /// An exec has ended that had it, in the time of this edge or of the one before.
+    fn has_back(&mut self, number: u32) {
+        self.used.remove(&number);
+        self.occupied.retain(|occupied| *occupied != number);
+    }
+
     fn has_given(&mut self, group: Option<&ExecCgroup>) {
         match group {
             Some(group) => drop(self.used.insert(group.number)),
@@ -249,7 +255,7 @@ impl Instance for Container {
 
     fn release_exec_cgroup(&self, number: u32) {
         let mut runs = self.runs();
-        runs.used.remove(&number);
+        runs.has_back(number);
         if self.group.remove_run(number).is_err() {
             runs.occupied.push(number);
         } else if let Ok(Some(group)) = self.make_run(number) {
@@ -364,5 +370,20 @@ impl Instance for Container {
         self.shared.release(self.anchor.id_base);
         self.gone.store(true, Ordering::Release);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_group_of_an_exec_of_before_is_not_taken_for_occupied_when_it_is_given_back() {
+        let mut runs = Runs { next: 4, occupied: vec![2, 3], ..Runs::default() };
+        runs.has_back(3);
+        assert_eq!(runs.occupied, [2]);
+        assert_eq!(runs.next_number(|_| false), 4);
+        assert_eq!(runs.next_number(|number| number == 2), 2);
+        assert!(runs.occupied.is_empty());
     }
 }
