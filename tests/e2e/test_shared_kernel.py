@@ -134,29 +134,20 @@ time.sleep(float(sys.argv[1]))
     assert subprocess.run(["python3", "-c", script, "0"], check=True, capture_output=True).stdout > b"0\n"
 
 
-def test_cpu_goes_by_weight_where_two_want_the_same(start: Callable[..., Sandbox]) -> None:
-    # Both count from one moment to another on one CPU; what else runs there takes from both alike.
-    script = """
+#: Runs on one CPU, and can print how much of it it got from one moment to another, seconds. What else runs there takes from all alike.
+ON_ONE_CPU = """
 import os, sys, time
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-while time.time() < float(sys.argv[1]):
-    time.sleep(0.01)
-before = time.process_time()
-while time.time() < float(sys.argv[1]) + 4:
-    pass
-print(time.process_time() - before)
+def count():
+    while time.time() < float(sys.argv[1]):
+        time.sleep(0.01)
+    before = time.process_time()
+    while time.time() < float(sys.argv[1]) + 4:
+        pass
+    print(time.process_time() - before)
 """
-    light, heavy = start(cpu_weight=100), start(cpu_weight=800)
-    begin = str(time.time() + 2)
-    runs = [sandbox.start(argv=["python3", "-c", script, begin]) for sandbox in (light, heavy)]
-    low, high = (float(run.wait(timeout=120).stdout) for run in runs)
-    assert high > 3 * low, (low, high)
-
-
-#: Runs on one CPU from one moment to another, after what else is said, and prints how much of it it got, seconds.
+#: Tries to get more than its share first, and counts in a child.
 GREED = """
-import os, sys, time
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 for policy in (os.SCHED_RR, os.SCHED_FIFO, os.SCHED_BATCH, os.SCHED_OTHER):
     try:
         os.sched_setscheduler(0, policy, os.sched_param(os.sched_get_priority_max(policy)))
@@ -167,22 +158,27 @@ try:
 except PermissionError:
     pass
 if os.fork() == 0:
-    while time.time() < float(sys.argv[1]):
-        time.sleep(0.01)
-    before = time.process_time()
-    while time.time() < float(sys.argv[1]) + 4:
-        pass
-    print(time.process_time() - before)
+    count()
 else:
     os.wait()
 """
 
 
-def greed(*sandboxes: Sandbox) -> list[float]:
+def got(*sandboxes: Sandbox, how: str = "count()") -> list[float]:
     """What each gets of one CPU that all of them want."""
     begin = str(time.time() + 2 * PATIENCE)
-    runs = [sandbox.start(argv=["python3", "-c", GREED, begin]) for sandbox in sandboxes]
+    runs = [sandbox.start(argv=["python3", "-c", ON_ONE_CPU + how, begin]) for sandbox in sandboxes]
     return [float(run.wait(timeout=120 * PATIENCE).stdout) for run in runs]
+
+
+def greed(*sandboxes: Sandbox) -> list[float]:
+    """The same, where each tries to get more."""
+    return got(*sandboxes, how=GREED)
+
+
+def test_cpu_goes_by_weight_where_two_want_the_same(start: Callable[..., Sandbox]) -> None:
+    low, high = got(start(cpu_weight=100), start(cpu_weight=800))
+    assert high > 3 * low, (low, high)
 
 
 @pytest.mark.kernel

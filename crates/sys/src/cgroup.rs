@@ -455,20 +455,16 @@ impl Group {
     }
 
     /// Has the kernel take the group's memory, whoever of it and of its tmpfs has it, as far as it can. `go_on` is asked now and then.
-    /// False: this kernel cannot.
-    pub fn reclaim(&self, go_on: &dyn Fn() -> bool) -> bool {
+    pub fn reclaim(&self, go_on: &dyn Fn() -> bool) {
         if !self.v2 {
             // All in one call; each page is tried twice, so that what was dirty is given back too.
-            return write(&self.memory.join("memory.force_empty"), "0").is_ok();
+            let _what_is_left = write(&self.memory.join("memory.force_empty"), "0");
+            return;
         }
         let file = self.memory.join("memory.reclaim");
-        if !file.exists() {
-            return false;
-        }
-        // What is left is not to be had when a call ends without having got its part (EAGAIN).
+        // What is left is not to be had when a call ends without having got its part (EAGAIN), or this kernel has no such file.
         let take = |bytes: u64| bytes > 0 && write(&file, &bytes.min(RECLAIM_PART).to_string()).is_ok();
         while go_on() && take(self.memory().0) {}
-        true
     }
 
     /// SIGKILL to all in the sandbox, the agent too, where version 2 can.

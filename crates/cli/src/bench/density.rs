@@ -8,7 +8,7 @@ use futures_util::{StreamExt, stream};
 use tokio::time::MissedTickBehavior;
 
 use super::create::{Plan, Sample};
-use super::numbers::{self, Summary, ms};
+use super::numbers::{self, Summary};
 use super::{Load, Report};
 use crate::commands::Context;
 use crate::failure::Failure;
@@ -56,7 +56,7 @@ pub(super) async fn run(context: &Context, args: DensityBench) -> Result<Report,
     let found = measured?;
     let mut report = Report::new("density", &load, &samples, |sample| sample.create);
     let used_mib = free_before.saturating_sub(found.free_mib);
-    report.add("burst_s", ms(samples.wall) / 1e3);
+    report.add("burst_s", numbers::round(samples.wall.as_secs_f64()));
     report.add("memory_mib", used_mib);
     report.add("memory_each_kib", used_mib * 1024 / samples.good.len().max(1) as u64);
     report.add("edge_cpu_percent", found.edge_cpu_percent);
@@ -64,7 +64,7 @@ pub(super) async fn run(context: &Context, args: DensityBench) -> Result<Report,
     report.add("exec_failed", found.execs_failed);
     report.add("exec_p50_ms", found.execs.p50_ms);
     report.add("exec_p99_ms", found.execs.p99_ms);
-    report.add("stop_s", ms(stopped) / 1e3);
+    report.add("stop_s", numbers::round(stopped.as_secs_f64()));
     Ok(report)
 }
 

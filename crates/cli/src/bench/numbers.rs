@@ -39,10 +39,15 @@ pub(crate) fn ms(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
 }
 
+/// To three decimals.
+pub(crate) fn round(value: f64) -> f64 {
+    (value * 1e3).round() / 1e3
+}
+
 /// So much in so long, a second, to three decimals.
 pub(crate) fn rate(amount: f64, wall: Duration) -> f64 {
     let seconds = wall.as_secs_f64();
-    if seconds > 0.0 { (amount / seconds * 1e3).round() / 1e3 } else { 0.0 }
+    if seconds > 0.0 { round(amount / seconds) } else { 0.0 }
 }
 
 /// MiB a second.

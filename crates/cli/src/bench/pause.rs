@@ -7,10 +7,9 @@ use dsec_model::SandboxId;
 use dsec_proto::rest::{ExecRequest, Pauses};
 
 use super::create::Plan;
-use super::numbers::Summary;
+use super::numbers::{Summary, round};
 use super::{Load, Report};
-use crate::client::Frame;
-use crate::client::Offsets;
+use crate::client::{Frame, Offsets};
 use crate::commands::Context;
 use crate::failure::Failure;
 use crate::parse::{self, MIB};
@@ -81,10 +80,7 @@ pub(super) async fn run(context: &Context, args: PauseBench) -> Result<Report, F
     report.add("resume_p99_ms", resumes.p99_ms);
     report.add("memory_mib", resident / each / MIB);
     report.add("returned_mib", returned / each / MIB);
-    report.add(
-        "returned_ratio",
-        if resident > 0 { (returned as f64 / resident as f64 * 1e3).round() / 1e3 } else { 0.0 },
-    );
+    report.add("returned_ratio", if resident > 0 { round(returned as f64 / resident as f64) } else { 0.0 });
     Ok(report)
 }
 

@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 use dsec_proto::rest::{CreateSandboxRequest, ExecRequest, LAYER_BASE, LayerOnNode, NodeUsage, PrefetchWhat};
 use tokio::sync::OnceCell;
 
+use super::numbers::round;
 use super::{Load, Report, end};
 use crate::commands::Context;
 use crate::commands::create::SandboxOptions;
@@ -181,9 +182,4 @@ impl Moved {
 
 fn mib(bytes: u64) -> f64 {
     round(bytes as f64 / MIB as f64)
-}
-
-/// To three decimals.
-fn round(value: f64) -> f64 {
-    (value * 1e3).round() / 1e3
 }

@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use dsec_model::{CpuClass, SandboxId};
-use dsec_proto::rest::{Exec, ExecRequest, Sandbox, UpdateSandboxRequest};
+use dsec_proto::rest::{CreateSandboxRequest, Exec, ExecRequest, Sandbox, UpdateSandboxRequest};
 use futures_util::future::try_join_all;
 
 use super::create::succeeded;
-use super::numbers::{Summary, ms};
+use super::numbers::{self, Summary, ms};
 use super::{Load, Report, Samples};
 use crate::commands::Context;
 use crate::commands::progress;
@@ -76,17 +76,11 @@ pub(crate) struct QosBench {
     load: f64,
 }
 
-/// What else goes on while the sandbox works.
-#[derive(Debug, Clone, Copy)]
-enum Beside {
-    Nothing,
-    Class(CpuClass),
-}
-
-const PHASES: [(&str, Beside); 3] = [
-    ("alone", Beside::Nothing),
-    ("best_effort", Beside::Class(CpuClass::BestEffort)),
-    ("unprotected", Beside::Class(CpuClass::LatencySensitive)),
+/// Phases by name, and of what class the others are that work in it.
+const PHASES: [(&str, Option<CpuClass>); 3] = [
+    ("alone", None),
+    ("best_effort", Some(CpuClass::BestEffort)),
+    ("unprotected", Some(CpuClass::LatencySensitive)),
 ];
 
 struct Bench<'a> {
@@ -103,8 +97,12 @@ pub(super) async fn run(context: &Context, args: QosBench) -> Result<Report, Fai
         return Err(Failure::new(format!("--load is {}; it is a share of time, 0 to 1", args.load)));
     }
     let load = Load { image: args.image.clone(), count: Some(args.count), concurrency: 1, ..Load::default() };
-    let bench = Bench::prepare(context, &args, &load).await?;
-    let measured = bench.rounds().await;
+    let mut request = load.request(context).await?;
+    request.cpu_class = Some(CpuClass::LatencySensitive);
+    request.cpu_cores_limit = Some(1.0);
+    let worker = context.client.create(&request).await?;
+    let mut bench = Bench { context, args: &args, worker, others: Vec::new(), cores: 1 };
+    let measured = bench.measure(&request).await;
     for id in bench.others.iter().chain([&bench.worker.id]) {
         super::end(context, id).await;
     }
@@ -113,13 +111,11 @@ pub(super) async fn run(context: &Context, args: QosBench) -> Result<Report, Fai
     let mut report = Report::new("qos", &load, &samples, |late| *late);
     report.add("load", args.load);
     report.add("cores", bench.cores);
+    let wall_of_kind = args.phase * u32::try_from(args.count).unwrap_or(u32::MAX);
     for (at, (name, _)) in PHASES.iter().enumerate() {
         report.add(&format!("{name}_mean_ms"), ms(mean(&late[at])));
         report.add(&format!("{name}_p99_ms"), Summary::of(late[at].iter().copied()).p99_ms);
-        report.add(
-            &format!("{name}_load"),
-            share(used[at], args.phase * u32::try_from(args.count).unwrap_or(u32::MAX), bench.cores),
-        );
+        report.add(&format!("{name}_load"), numbers::rate(used[at] / bench.cores as f64, wall_of_kind));
     }
     for at in [1, 2] {
         report.add(&format!("{}_rise_percent", PHASES[at].0), rise(mean(&late[at]), mean(&late[0])));
@@ -127,30 +123,32 @@ pub(super) async fn run(context: &Context, args: QosBench) -> Result<Report, Fai
     Ok(report)
 }
 
-impl<'a> Bench<'a> {
-    /// The sandbox that is measured, and one for each core of its node beside it.
-    async fn prepare(context: &'a Context, args: &'a QosBench, load: &Load) -> Result<Self, Failure> {
-        let mut request = load.request(context).await?;
-        request.cpu_class = Some(CpuClass::LatencySensitive);
-        request.cpu_cores_limit = Some(1.0);
-        let worker = context.client.create(&request).await?;
-        let nodes = context.client.nodes().await?;
-        let node = nodes.iter().find(|node| node.node == worker.node);
-        let cores = node.map_or(1, |node| (node.capacity.cpu_millis / 1000).max(1));
-        let mut bench = Self { context, args, worker, others: Vec::new(), cores };
-        for _ in 0..cores {
-            let made = context.client.create(&request).await?;
-            if made.node != bench.worker.node {
-                let message = format!("{} went to node {} and not beside the other", made.id, made.node);
-                return Err(Failure::new(message).hint("run it on a cluster of one node"));
-            }
-            bench.others.push(made.id);
-        }
-        Ok(bench)
+/// How late the work was done in each kind of phase, the CPU seconds of the others in it, and how long all took.
+type Measured = ([Vec<Duration>; 3], [f64; 3], Duration);
+
+impl Bench<'_> {
+    async fn measure(&mut self, request: &CreateSandboxRequest) -> Result<Measured, Failure> {
+        self.add_others(request).await?;
+        self.rounds().await
     }
 
-    /// How late the work was done in each kind of phase, and the CPU seconds of the others in it.
-    async fn rounds(&self) -> Result<([Vec<Duration>; 3], [f64; 3], Duration), Failure> {
+    /// Makes one for each core of its node beside the sandbox that is measured.
+    async fn add_others(&mut self, request: &CreateSandboxRequest) -> Result<(), Failure> {
+        let nodes = self.context.client.nodes().await?;
+        let node = nodes.iter().find(|node| node.node == self.worker.node);
+        self.cores = node.map_or(1, |node| (node.capacity.cpu_millis / 1000).max(1));
+        for _ in 0..self.cores {
+            let made = self.context.client.create(request).await?;
+            let message = format!("{} went to node {} and not beside the other", made.id, made.node);
+            self.others.push(made.id);
+            if made.node != self.worker.node {
+                return Err(Failure::new(message).hint("run it on a cluster of one node"));
+            }
+        }
+        Ok(())
+    }
+
+    async fn rounds(&self) -> Result<Measured, Failure> {
         let (mut late, mut used) = <([Vec<Duration>; 3], [f64; 3])>::default();
         let bar =
             progress::things("measuring", self.args.count * PHASES.len() as u64, self.context.global.json);
@@ -169,8 +167,8 @@ impl<'a> Bench<'a> {
         Ok((late, used, start.elapsed()))
     }
 
-    async fn phase(&self, beside: Beside) -> Result<(Vec<Duration>, f64), Failure> {
-        let Beside::Class(class) = beside else { return Ok((self.work().await?, 0.0)) };
+    async fn phase(&self, beside: Option<CpuClass>) -> Result<(Vec<Duration>, f64), Failure> {
+        let Some(class) = beside else { return Ok((self.work().await?, 0.0)) };
         let update = UpdateSandboxRequest { cpu_class: Some(class), cpu_weight: None };
         try_join_all(self.others.iter().map(|id| self.context.client.update(id, &update))).await?;
         let before = self.used().await?;
@@ -225,22 +223,17 @@ fn rise(with: Duration, without: Duration) -> f64 {
     if without > 0.0 { ((with.as_secs_f64() / without - 1.0) * 1e4).round() / 1e2 } else { 0.0 }
 }
 
-/// Share of the cores' time that was used, to a thousandth.
-fn share(used_s: f64, wall: Duration, cores: u64) -> f64 {
-    (used_s / (wall.as_secs_f64() * cores as f64) * 1e3).round() / 1e3
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn rises_and_shares_are_of_what_they_say() {
+    fn rises_and_means_are_of_what_they_say() {
         let (ten, eleven) = (Duration::from_millis(10), Duration::from_millis(11));
         assert_eq!(rise(eleven, ten), 10.0);
         assert_eq!(rise(ten, Duration::ZERO), 0.0);
         assert_eq!(mean(&[ten, Duration::from_millis(12)]), eleven);
         assert_eq!(mean(&[]), Duration::ZERO);
-        assert_eq!(share(3.0, Duration::from_secs(3), 2), 0.5);
+        assert_eq!(numbers::rate(3.0 / 2.0, Duration::from_secs(3)), 0.5);
     }
 }

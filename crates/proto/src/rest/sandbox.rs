@@ -242,13 +242,6 @@ pub struct Pauses {
     pub returned_bytes: u64,
 }
 
-impl Pauses {
-    /// How long it was paused until now, Unix ms.
-    pub fn until(&self, now_ms: u64) -> u64 {
-        self.total_ms + self.since_ms.map_or(0, |since| now_ms.saturating_sub(since))
-    }
-}
-
 /// One phase of a launch and how long it took: the phases in order add up to the launch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LaunchPhase {
